@@ -30,6 +30,7 @@ from runners.engines.contract import (
     EngineLoad,
     Generation,
     SamplingParams,
+    TokenIds,
     session_id_of,
 )
 from runners.trajectory.record import UNKNOWN_VERSION
@@ -89,14 +90,14 @@ class HttpEngine(EngineClient):
         )
 
     async def generate(
-        self, input_ids: list[int], params: SamplingParams, *, rid: str
+        self, input_ids: TokenIds, params: SamplingParams, *, rid: str
     ) -> Generation:
         """Sample a continuation of ``input_ids``; see ``Engine.generate``.
 
         The ids are those that the logprobs belong to, int32 [m], stop token included; logprobs are
         float32 [m]; routing is int32 [rows · layers · top_k], decoded from base64.
         """
-        body = {
+        body: dict[str, Any] = {
             "rid": rid,
             "input_ids": input_ids,
             "sampling_params": _sampling_body(params),

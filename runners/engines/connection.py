@@ -199,7 +199,7 @@ class EngineClient:
 
         Raises EngineError, also for an answer that is no JSON object.
         """
-        method, data = ("GET", None) if body is None else ("POST", orjson.dumps(body))
+        method, data = ("GET", None) if body is None else ("POST", _write_json(body))
         raw = await self.request_bytes(method, path, data, deadline_s=deadline_s, headers=headers)
         try:
             answer = orjson.loads(raw)
@@ -212,6 +212,10 @@ class EngineClient:
     async def close(self) -> None:
         """Close the client's connections (not the engine)."""
         await self.connection.close()
+
+
+def _write_json(body: Mapping[str, Any]) -> bytes:
+    return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)  # token ids may be an array
 
 
 def status_error(

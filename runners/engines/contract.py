@@ -166,11 +166,15 @@ def session_id_of(rid: str) -> str:
     return rid.partition(":")[0]
 
 
+TokenIds = list[int] | IdArray
+"""Token ids of a prompt; an array, int32 [n], is not copied on the way to the engine."""
+
+
 class Engine(Protocol):
     """A running engine, ours or SGLang."""
 
     async def generate(
-        self, input_ids: list[int], params: SamplingParams, *, rid: str
+        self, input_ids: TokenIds, params: SamplingParams, *, rid: str
     ) -> Generation:
         """Sample a continuation of ``input_ids``; raises EngineError.
 

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from runners.concurrency.limits import Admission, TokenBucket, backoff_s
-from runners.engines.contract import Engine, EngineError, Generation, SamplingParams
+from runners.engines.contract import Engine, EngineError, Generation, SamplingParams, TokenIds
 
 QUEUED_SHARE = 0.25
 """A call that waited this share of its deadline in the engine's queue counts as pushback: it should
@@ -78,7 +78,7 @@ class ResilientEngine:
 
     async def generate(
         self,
-        input_ids: list[int],
+        input_ids: TokenIds,
         params: SamplingParams,
         *,
         rid: str,
@@ -163,7 +163,7 @@ class ResilientEngine:
             yield
 
     async def _attempt(
-        self, input_ids: list[int], params: SamplingParams, rid: str, left_s: float
+        self, input_ids: TokenIds, params: SamplingParams, rid: str, left_s: float
     ) -> Generation:
         """Make one attempt; raises EngineError unless it gives a whole generation, or _Drained."""
         limit = asyncio.timeout(left_s)

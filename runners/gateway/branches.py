@@ -30,7 +30,7 @@ from runners.gateway.recognition import begins_with_summary
 from runners.gateway.texts import Texts
 from runners.trajectory.graph import TurnGraph, TurnNode
 from runners.trajectory.prefix import common_prefix_length
-from runners.trajectory.record import MAIN_THREAD, BranchKind, Turn
+from runners.trajectory.record import MAIN_THREAD, BranchKind, IdArray, Turn
 
 MAX_TIPS = 256
 """Ends of conversations that a request is compared with: the latest. An older one is rendered whole
@@ -74,7 +74,8 @@ class Placement:
     """The turn that it continues; None: it is rendered whole."""
     first_new_piece: int
     """Index of the first piece that is not in that turn's history."""
-    prompt: list[int]
+    prompt: IdArray
+    """int32 [n]"""
     name: BranchName
     history_break: HistoryBreak | None
     """Set if some of the thread's history is left behind."""
@@ -100,7 +101,7 @@ class _Continuation:
 
     parent: PathNode | None
     first_new_piece: int
-    prompt: list[int] | None
+    prompt: IdArray | None
     history_break: HistoryBreak | None
     tip: PathNode | None
     """The end of the path that the request was compared with."""
@@ -148,7 +149,9 @@ class Branches:
             found = await self._find_continuation(forked, prepared)
             found = _Continuation(found.parent, found.first_new_piece, found.prompt, None, None)
         name = self._names.find_name(prepared, found.parent.node if found.parent else None)
-        prompt = found.prompt or await self._texts.render(self._session_id, request)
+        prompt = found.prompt
+        if prompt is None:
+            prompt = await self._texts.render(self._session_id, request)
         history_break, tip = self._find_break(prepared, name, found)
         return Placement(
             parent=found.parent,
@@ -205,7 +208,7 @@ class Branches:
     ) -> _Continuation:
         """Return the deepest turn that a request repeats; the first of ``tips`` wins a tie."""
         request = prepared.request
-        matcher = PathMatcher(prepared.parts, request.pieces)
+        matcher = PathMatcher(prepared)
         best: tuple[PathNode, PrefixMatch] | None = None
         for tip in tips:
             match = matcher.match(tip.node, self._parts_of)
@@ -220,7 +223,7 @@ class Branches:
         if match.next_part is not None:
             parent = self._nodes[tip.node.ancestor(match.depth).index]
             prompt = await self._bridge(parent, request, match.next_part)
-            if isinstance(prompt, list):
+            if not isinstance(prompt, HistoryBreak):
                 return _Continuation(parent, match.next_part.first_piece, prompt, mismatch, tip)
             mismatch = mismatch or prompt
         return _Continuation(None, 0, None, mismatch, tip)
@@ -230,16 +233,15 @@ class Branches:
 
     async def _bridge(
         self, parent: PathNode, request: TurnRequest, next_part: RequestPart
-    ) -> list[int] | HistoryBreak:
+    ) -> IdArray | HistoryBreak:
         """Return the prompt that continues a turn token by token, or why there is none."""
-        path: list[int] = parent.node.tokens().tolist()
+        path = parent.node.tokens()
         added = await self._texts.extend(
             self._session_id, path, parent.prompt_length, request, next_part.first_piece
         )
         if isinstance(added, str):
             return HistoryBreak("renderer", added)
-        path += added
-        return path
+        return np.concatenate([path, added])
 
     # --- what is left behind --------------------------------------------------------------------
 
@@ -258,7 +260,7 @@ class Branches:
             if not own:
                 return None, None
             tip = own[0]
-            matcher = PathMatcher(prepared.parts, prepared.request.pieces)
+            matcher = PathMatcher(prepared)
             broken = matcher.match(tip.node, self._parts_of).mismatch or broken
         request = prepared.request
         is_stated = request.attribution.compacted or begins_with_summary(request)
@@ -269,14 +271,14 @@ class Branches:
             return HistoryBreak("handoff", reason, broken.message), tip
         return broken, tip
 
-    def _first_difference(self, tip: PathNode, prompt: list[int]) -> dict[str, Any]:
-        before, after = tip.node.tokens(), np.array(prompt, np.int32)
-        at = common_prefix_length(before, after)
+    def _first_difference(self, tip: PathNode, prompt: IdArray) -> dict[str, Any]:
+        before = tip.node.tokens()
+        at = common_prefix_length(before, prompt)
 
         def text(ids: np.ndarray) -> str:
             return self._texts.decode(ids[at : at + EXCERPT_TOKENS].tolist())
 
-        return {"token": at, "before": text(before), "after": text(after)}
+        return {"token": at, "before": text(before), "after": text(prompt)}
 
 
 def _may_continue(tip: PathNode, thread: str) -> bool:

@@ -36,7 +36,7 @@ last one or two for its cache, and says a message of the system otherwise the se
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class ItemEnd:
     """The state of reading at the end of an item."""
 
     end: int
@@ -49,7 +49,7 @@ class Mark:
     """Bound of the shape of all items up to there."""
 
 
-START = Mark(0, 0, None, JsonShape(0, 0))
+START = ItemEnd(0, 0, None, JsonShape(0, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class KnownBody:
     """Place after the bracket that opens the conversation's list."""
     close: int
     """Place of the bracket that closes it."""
-    marks: Sequence[Mark]
+    marks: Sequence[ItemEnd]
     """By item."""
     pieces: Sequence[Piece]
     """Of all items, with their digests."""
@@ -101,7 +101,7 @@ class Continuation:
     """It ends as ``known`` does from the conversation's closing bracket on."""
 
     @property
-    def mark(self) -> Mark:
+    def mark(self) -> ItemEnd:
         """State of reading after the items that are repeated."""
         return self.known_marks[self.items - 1] if self.items else START
 
@@ -111,7 +111,7 @@ class Continuation:
         return self.items > 0 and self.items >= len(self.known_marks) - NEW_ITEMS
 
     @property
-    def known_marks(self) -> Sequence[Mark]:
+    def known_marks(self) -> Sequence[ItemEnd]:
         """Marks of what is known."""
         return self.known.marks if self.known else ()
 
@@ -210,7 +210,7 @@ def read_continuation(
         pieces += [replace(piece, key=piece.digest()) for piece in added]
         shape = shape.join(bound_shape(body[begin:end]))
         begin = end
-        marks.append(Mark(end - found.start, len(pieces), opened, shape))
+        marks.append(ItemEnd(end - found.start, len(pieces), opened, shape))
     read = KnownBody(found.path, body, found.start, close, marks, pieces, envelope)
     return dialect.build(envelope.body, pieces, headers), read
 

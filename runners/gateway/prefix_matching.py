@@ -7,8 +7,9 @@ they were sampled. Everything else must come back unchanged.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from runners.gateway.conversation import SYSTEM_PROMPT, Piece, TurnRequest, fingerprint
@@ -49,8 +50,12 @@ class PreparedRequest:
     """A request with what recognises it; made once per request, since digests cost."""
 
     request: TurnRequest
+    keys: list[bytes]
+    """``digest_pieces()`` of the request."""
     parts: list[RequestPart]
     fingerprint: bytes
+    states: dict[int, tuple[int, PathState]] = field(default_factory=dict)
+    """By turn: the length of its path, and the comparison up to its end."""
 
 
 BreakKind = Literal["compaction", "handoff", "rewrite", "rollback", "repeat", "renderer"]
@@ -83,23 +88,46 @@ class PrefixMatch:
     """The reason why it ends there; None if the request repeats the whole path and adds to it."""
 
 
-def prepare_request(request: TurnRequest, dialect: str) -> PreparedRequest:
-    """Return a request with its parts and fingerprint."""
+def prepare_request(
+    request: TurnRequest, dialect: str, earlier: PreparedRequest | None = None
+) -> PreparedRequest:
+    """Return a request with its parts and fingerprint.
+
+    ``earlier``: one of the same session; what was found of the pieces that both begin with holds
+    for this one too. Parts follow from the pieces' digests, and comparisons from the parts.
+    """
     keys = request.digest_pieces()
-    return PreparedRequest(
-        request, split_parts(request.pieces, keys), fingerprint(request, keys, dialect)
-    )
+    mark = fingerprint(request, keys, dialect)
+    shared = _count_shared(keys, earlier.keys) if earlier else 0
+    if earlier is None or shared == 0:
+        return PreparedRequest(request, keys, split_parts(request.pieces, keys), mark)
+    # the last part that begins in what is shared may be a run that goes on otherwise: split again
+    kept = bisect_left(earlier.parts, shared, key=lambda part: part.first_piece) - 1
+    rest = split_parts(request.pieces, keys, earlier.parts[kept].first_piece)
+    # a comparison has looked at one part more than it has gone through
+    states = {turn: each for turn, each in earlier.states.items() if each[1].at < kept}
+    return PreparedRequest(request, keys, earlier.parts[:kept] + rest, mark, states)
 
 
-def split_parts(pieces: Sequence[Piece], keys: Sequence[bytes]) -> list[RequestPart]:
-    """Return the parts of a request: one per input piece, one per run of assistant pieces.
+def _count_shared(keys: Sequence[bytes], others: Sequence[bytes]) -> int:
+    pairs = enumerate(zip(keys, others, strict=False))
+    at = next((at for at, (ours, theirs) in pairs if ours != theirs), None)
+    return min(len(keys), len(others)) if at is None else at
+
+
+def split_parts(
+    pieces: Sequence[Piece], keys: Sequence[bytes], first: int = 0
+) -> list[RequestPart]:
+    """Return the parts of a request from piece ``first`` on, which begins one: one per input piece,
+    one per run of assistant pieces.
 
     ``keys``: the pieces' digests.
     """
     parts: list[RequestPart] = []
     run: list[int] = []
     """Assistant pieces since the last input piece."""
-    for at, piece in enumerate(pieces):
+    for at in range(first, len(pieces)):
+        piece = pieces[at]
         if piece.role == "assistant":
             run.append(at)
             continue
@@ -120,12 +148,10 @@ def _assistant_part(run: Sequence[int], pieces: Sequence[Piece]) -> RequestPart:
 class PathMatcher:
     """Compares one request with many paths of a tree; each turn is compared once."""
 
-    def __init__(self, parts: Sequence[RequestPart], pieces: Sequence[Piece]) -> None:
-        """``pieces``: those of the request, for the words of a mismatch."""
-        self._parts = parts
-        self._pieces = pieces
-        self._states: dict[int, tuple[int, _State]] = {}
-        """By turn: the length of its path, and the comparison up to its end."""
+    def __init__(self, prepared: PreparedRequest) -> None:
+        self._parts = prepared.parts
+        self._pieces = prepared.request.pieces
+        self._states = prepared.states
 
     def match(self, tip: TurnNode, parts_of: Callable[[TurnNode], Sequence[Part]]) -> PrefixMatch:
         """Compare the request with the path from the root to ``tip``.
@@ -145,7 +171,7 @@ class PathMatcher:
 
 
 @dataclass(frozen=True, slots=True)
-class _State:
+class PathState:
     """A comparison up to the end of some turn."""
 
     depth: int
@@ -162,10 +188,10 @@ class _State:
     """It is the last one of that turn."""
 
 
-_START = _State(0, 0)
+_START = PathState(0, 0)
 
 
-def _match_turn(state: _State, turn: Sequence[Part], parts: Sequence[RequestPart]) -> _State:
+def _match_turn(state: PathState, turn: Sequence[Part], parts: Sequence[RequestPart]) -> PathState:
     if state.known is not None:
         return state
     at, depth = state.at, state.depth + 1
@@ -174,15 +200,15 @@ def _match_turn(state: _State, turn: Sequence[Part], parts: Sequence[RequestPart
         if came is not None and _matches(known, came.part):
             at += 1
         elif not (isinstance(known, AssistantPart) and known.may_vanish):
-            return _State(depth, at, state.reached, state.next_part, known, known is turn[-1])
+            return PathState(depth, at, state.reached, state.next_part, known, known is turn[-1])
     # a turn can be continued only by input: after its answer nothing more was sampled
     if at < len(parts) and isinstance(parts[at].part, InputPart):
-        return _State(depth, at, depth, parts[at])
-    return _State(depth, at, state.reached, state.next_part)
+        return PathState(depth, at, depth, parts[at])
+    return PathState(depth, at, state.reached, state.next_part)
 
 
 def _conclude(
-    state: _State, length: int, parts: Sequence[RequestPart], pieces: Sequence[Piece]
+    state: PathState, length: int, parts: Sequence[RequestPart], pieces: Sequence[Piece]
 ) -> PrefixMatch:
     """Return the match of a whole path of ``length`` turns."""
     came = parts[state.at] if state.at < len(parts) else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from runners.trajectory.record import Turn
+from runners.trajectory.record import IdArray, Turn
 from runners.trajectory.routing import RoutingShape, TurnRouting, build_turn_routing
 
 
@@ -35,13 +35,13 @@ class RoutingCapture:
         return 0 if parent is None else self._rows[parent]
 
     def add_turn(
-        self, turn: Turn, path: list[int], sent: NDArray[np.int32] | None
+        self, turn: Turn, path: IdArray, sent: NDArray[np.int32] | None
     ) -> TurnRouting | None:
         """Return a turn's routing, made of the rows that its engine sent (int32, flat).
 
-        ``path``: its prompt + output. None if routing is not captured, or the engine sent none or
-        wrong rows: then training routes these tokens by itself, and the next turn on the path asks
-        for their rows again.
+        ``path``: its prompt + output, int32 [n]. None if routing is not captured, or the engine
+        sent none or wrong rows: then training routes these tokens by itself, and the next turn on
+        the path asks for their rows again.
         """
         start = self.first_missing_row(turn.parent)
         if self._shape is None or start is None:
@@ -50,8 +50,7 @@ class RoutingCapture:
         try:
             if sent is None:
                 raise ValueError("no routing, though it was asked for")
-            tokens = np.array(path, np.int32)
-            routing = build_turn_routing(sent, tokens, start, self._shape, turn.weight_version)
+            routing = build_turn_routing(sent, path, start, self._shape, turn.weight_version)
         except ValueError as error:
             self.missing += 1
             self.fault = f"turn {turn.index}: {error}"

@@ -17,6 +17,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from conf.sections.gateway import GatewayLimitsConfig
 from runners.engines.contract import Conversation, EngineError, Generation, SamplingParams
 from runners.engines.resilient import ResilientEngine
@@ -54,11 +56,13 @@ from runners.gateway.turn_log import AsyncTurnLog
 from runners.gateway.turn_record import count_added, make_turn
 from runners.gateway.turn_seeds import SeedPlace, TurnSeeds
 from runners.trajectory.printable import shorten
-from runners.trajectory.record import Turn
+from runners.trajectory.record import IdArray, Turn
 from runners.trajectory.routing import RoutingShape, TurnRouting
 
 logger = logging.getLogger(__name__)
 
+MAX_PREPARED = 8
+"""Threads whose last request is kept, to compare the next one only with what is new."""
 MAX_IGNORED = 100
 """Names of ignored settings that a session counts apart."""
 MAX_LINE = 500
@@ -108,6 +112,8 @@ class Session:
         self._seeds = None if seed is None else TurnSeeds(seed)
         self._branches = self._make_branches()
         self._known_bodies = KnownBodies()
+        self._prepared: dict[str, PreparedRequest] = {}
+        """The last request of each thread, the latest last."""
         self._prompt_tokens: list[int] = []
         """By turn."""
         self._stored_bytes = 0
@@ -208,6 +214,7 @@ class Session:
         if in_flight:
             await asyncio.wait([turn.outcome for turn in in_flight])
         self._branches, self._known_bodies = self._make_branches(), KnownBodies()
+        self._prepared.clear()
 
     def _make_branches(self) -> Branches:
         return Branches(self.id, self._services.texts)
@@ -231,7 +238,12 @@ class Session:
             raise Refused(
                 RefusalKind.FORBIDDEN, f"session {self.id} is finished and takes no more turns"
             )
-        return prepare_request(request, builder.NAME)
+        thread = request.attribution.thread
+        prepared = prepare_request(request, builder.NAME, self._prepared.pop(thread, None))
+        self._prepared[thread] = prepared
+        if len(self._prepared) > MAX_PREPARED:
+            del self._prepared[next(iter(self._prepared))]
+        return prepared
 
     def _on_turn_done(self, turn: InFlightTurn, fingerprint: bytes, thread: str) -> None:
         self._in_flight.discard(turn)
@@ -381,7 +393,7 @@ class Session:
         return self._seeds.reserve(parent, place.prompt[known:])
 
     async def _parse(
-        self, request: TurnRequest, prompt: list[int], generation: Generation
+        self, request: TurnRequest, prompt: IdArray, generation: Generation
     ) -> tuple[ParsedResponse, bool]:
         """Return the sampled tokens parsed, and whether their text gives the same tokens."""
         if generation.reply is not None:
@@ -400,11 +412,11 @@ class Session:
         return parsed, read.retokenizes
 
     def _capture_routing(
-        self, turn: Turn, prompt: list[int], generation: Generation
+        self, turn: Turn, prompt: IdArray, generation: Generation
     ) -> TurnRouting | None:
         if self._services.routing is None:
             return None
-        path = [*prompt, *generation.output_ids.tolist()]
+        path = np.concatenate([prompt, generation.output_ids])
         return self._routing.add_turn(turn, path, generation.routing)
 
     def _count_ignored(self, request: TurnRequest) -> None:

@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from conf.sections.gateway import GatewayLimitsConfig
 from runners.gateway.conversation import Piece, TurnRequest, group_messages
 from runners.gateway.dialects.contract import ParsedRequest
@@ -27,6 +29,7 @@ from runners.gateway.text_work import (
 )
 from runners.gateway.text_worker import pack_ids, unpack_ids
 from runners.gateway.tokenizer import ParsedResponse, ToolCall
+from runners.trajectory.record import IdArray
 
 SHORT_TEXT = 8_000
 """Characters that are tokenised at once: 4 ms, and twice that for random ones."""
@@ -47,15 +50,17 @@ SLICE = 1000
 """Pieces that are made at once of what a process has parsed: up to 2 ms."""
 
 SHORT_PATH = 262_144
-"""Tokens of a history that is continued at once: it is copied, up to 5 ms."""
+"""Tokens of a turn, and of its prompt's tail, that are continued at once: copied, up to 5 ms."""
 
 SHORT_TAIL = 4096
-"""Tokens at the end of a prompt, after the last that ends a turn, that are searched at once: the
-renderers look there for an open thought, 0.25 µs per token. A chat template leaves a few.
+"""Tokens at the end of a prompt that renderers get, if one of them ends a turn: they look for an
+open thought behind the last such token, 0.25 µs per token. A chat template leaves a few.
 """
 
 SHORT_OUTPUT = 2048
 """Tokens of an answer that is parsed at once."""
+
+NO_IDS: IdArray = np.empty(0, np.int32)
 
 _ATTRIBUTION = ("x-claude-code-", "x-codex-", "x-openai-", "session-id", "thread-id")
 """Beginnings of the headers that parsers read; the key is not among them."""
@@ -149,64 +154,71 @@ class Texts:
             known.add(read, found)
         return parsed
 
-    async def render(self, session_id: str, request: TurnRequest) -> list[int]:
-        """Return the ids of a whole conversation; raises Refused."""
+    async def render(self, session_id: str, request: TurnRequest) -> IdArray:
+        """Return the ids of a whole conversation, int32 [n]; raises Refused."""
         work = self._work
         if work is None:
-            return []
+            return NO_IDS
         messages = group_messages(request.pieces)
         size = _size(request.pieces) + _size_of_tools(request)
         if self._pool is None or size <= SHORT_TEXT:
-            return await self._at_once(session_id, lambda: work.render(messages, request.tools))
+            ids = await self._at_once(session_id, lambda: work.render(messages, request.tools))
+            return np.array(ids, np.int32)
         job = {"kind": "render", "messages": messages, "tools": request.tools}
-        return unpack_ids(await self._run(session_id, job))
+        return np.frombuffer(await self._run(session_id, job), np.int32)
 
     async def extend(
         self,
         session_id: str,
-        path: list[int],
+        path: IdArray,
         prompt_length: int,
         request: TurnRequest,
         first_new_piece: int,
-    ) -> list[int] | str:
-        """Return the ids that continue ``path``, or why there are none; see ``TextWork.extend``."""
+    ) -> IdArray | str:
+        """Return the ids that continue ``path``, int32, or why there are none; see
+        ``TextWork.extend``.
+        """
         work = self._work
         if work is None:
-            return []
+            return NO_IDS
         pieces = request.pieces[first_new_piece:]
         messages = group_messages(pieces)
+        start = self._tail_start(path[:prompt_length])
+        tail = path[start or 0 :]
+        held = prompt_length - (start or 0)
+        found: list[int] | str
         if self._pool is None or (
-            _size(pieces) <= SHORT_TEXT and self._is_short(path, prompt_length)
+            start is not None and _size(pieces) <= SHORT_TEXT and len(tail) <= SHORT_PATH
         ):
-            return await self._at_once(
-                session_id, lambda: work.extend(path, prompt_length, messages, request.tools)
+            found = await self._at_once(
+                session_id, lambda: work.extend(tail.tolist(), held, messages, request.tools)
             )
-        found = await self._run(
-            session_id,
-            {
-                "kind": "extend",
-                "path": pack_ids(path),
-                "prompt_length": prompt_length,
-                "messages": messages,
-                "tools": request.tools,
-            },
-        )
-        return found if isinstance(found, str) else unpack_ids(found)
+        else:
+            job = {"kind": "extend", "path": tail.tobytes(), "prompt_length": held}
+            sent = await self._run(
+                session_id, {**job, "messages": messages, "tools": request.tools}
+            )
+            found = sent if isinstance(sent, str) else unpack_ids(sent)
+        return found if isinstance(found, str) else np.array(found, np.int32)
 
     async def read_output(
-        self, session_id: str, ids: list[int], tools: list[dict[str, Any]], prompt: list[int]
+        self, session_id: str, ids: list[int], tools: list[dict[str, Any]], prompt: IdArray
     ) -> OutputText:
         """Parse sampled tokens. Never raises Refused: the policy has sampled them, so they are a
         turn, and one that no parser takes in time is one malformed call.
         """
         work = self._work
         assert work is not None
-        if self._pool is None or (len(ids) <= SHORT_OUTPUT and self._is_short(prompt, len(prompt))):
-            return await self._at_once(session_id, lambda: work.read_output(ids, tools, prompt))
+        start = self._tail_start(prompt)
+        tail = prompt[start or 0 :]
+        if self._pool is None or (start is not None and len(ids) <= SHORT_OUTPUT):
+            return await self._at_once(
+                session_id, lambda: work.read_output(ids, tools, tail.tolist())
+            )
         job = {
             "kind": "read_output",
             "ids": pack_ids(ids),
-            "prompt": pack_ids(prompt),
+            "prompt": tail.tobytes(),
             "tools": tools,
         }
         try:
@@ -216,14 +228,14 @@ class Texts:
         tool_calls = [ToolCall(*call) for call in calls]
         return OutputText(ParsedResponse(content, reasoning, tool_calls), retokenizes)
 
-    def _is_short(self, path: list[int], prompt_length: int) -> bool:
-        """Return whether a history is continued at once; its prompt are the first
-        ``prompt_length`` ids of ``path``.
+    def _tail_start(self, prompt: IdArray) -> int | None:
+        """Return where the part of a prompt begins that the renderers look at: none looks further
+        back than to the last token that ends a turn. None if that may be all of a long prompt.
         """
-        if len(path) > SHORT_PATH:
-            return False
-        tail = path[max(0, prompt_length - SHORT_TAIL) : prompt_length]
-        return prompt_length <= SHORT_TAIL or any(map(tail.__contains__, self.stop_token_ids()))
+        start = max(0, len(prompt) - SHORT_TAIL)
+        tail = prompt[start:]
+        ends = start == 0 or any((tail == token).any() for token in self.stop_token_ids())
+        return start if ends else None
 
     def read_unparsed(self, ids: list[int]) -> ParsedResponse:
         """Return sampled tokens as one call that cannot be parsed."""

@@ -8,11 +8,14 @@ again.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
+
+import numpy as np
+
+from runners.trajectory.record import IdArray
 
 KEY_BYTES = 16
 
@@ -41,14 +44,15 @@ class TurnSeeds:
         """Numbers of the turns taken or in flight, by the digest of their prompt."""
 
     @contextmanager
-    def reserve(self, parent: int | None, added: Sequence[int]) -> Iterator[SeedPlace]:
+    def reserve(self, parent: int | None, added: IdArray) -> Iterator[SeedPlace]:
         """Yield the seed of a turn that continues turn ``parent``; None: it continues none.
 
-        ``added``: the ids of its prompt after the parent's prompt; without ids of any, it is empty.
-        Unless the turn is added before the end, the next turn of the same prompt gets its seed.
+        ``added``: the ids of its prompt after the parent's prompt, int32 [n]; without ids of any,
+        it is empty. Unless the turn is added before the end, the next turn of the same prompt gets
+        its seed.
         """
         before = b"" if parent is None else self._prompts[parent]
-        prompt = blake2b(before + array("q", added).tobytes(), digest_size=KEY_BYTES).digest()
+        prompt = blake2b(before + added.astype(np.int64).tobytes(), digest_size=KEY_BYTES).digest()
         used = self._used.setdefault(prompt, set())
         number = next(n for n in range(len(used) + 1) if n not in used)
         used.add(number)

@@ -20,7 +20,7 @@ from conf.errors import AgentrlError, ExitCode
 from conf.schema import Config
 from conf.sections.harness import name_program
 from conf.sections.model import EndpointModelConfig, TinyModelConfig
-from runners.engines.contract import Engine, Generation, SamplingParams
+from runners.engines.contract import Engine, Generation, SamplingParams, TokenIds
 from runners.gateway.client import GatewayAdmin
 from runners.gateway.service import NO_HOOKS, GatewayHooks, serve_inline
 from runners.gateway.settings import GatewaySettings
@@ -205,7 +205,7 @@ class CannedEngine:
         self.close = client.close
 
     async def generate(
-        self, input_ids: list[int], params: SamplingParams, *, rid: str
+        self, input_ids: TokenIds, params: SamplingParams, *, rid: str
     ) -> Generation:
         """Return the reply and the token that ends a turn in this model family."""
         ids = [*self._reply, *params.stop_token_ids[:1]]

@@ -13,7 +13,14 @@ from conf.schema import Config
 from conf.sections.harness import name_program
 from conf.sections.model import EndpointModelConfig
 from conf.sections.scenario import compaction_window
-from runners.engines.contract import Engine, Generation, SamplingParams, TextCall, TextReply
+from runners.engines.contract import (
+    Engine,
+    Generation,
+    SamplingParams,
+    TextCall,
+    TextReply,
+    TokenIds,
+)
 from runners.preflight.agent_turn import AgentTurnError, CannedEngine, PolicyFiles, run_agent
 
 CALL = TextCall("Probe", {}, "")
@@ -57,7 +64,7 @@ class OutgrowingEngine(CannedEngine):
         self._calls = CALLS
 
     async def generate(
-        self, input_ids: list[int], params: SamplingParams, *, rid: str
+        self, input_ids: TokenIds, params: SamplingParams, *, rid: str
     ) -> Generation:
         """Return the call as often as it is wanted, then the canned reply."""
         generation = await super().generate(input_ids, params, rid=rid)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runners.engines.contract import EngineError, Generation, SamplingParams
+from runners.engines.contract import EngineError, Generation, SamplingParams, TokenIds
 from runners.trajectory.prefix import common_prefix_length
 from runners.trajectory.record import IdArray, Turn
 
@@ -53,7 +53,7 @@ class RecordedEngine:
         self._left = list(range(len(turns)))
 
     async def generate(
-        self, input_ids: list[int], params: SamplingParams, *, rid: str
+        self, input_ids: TokenIds, params: SamplingParams, *, rid: str
     ) -> Generation:
         """Return the recorded output; raises EngineError (400) when the thread has no turn left.
 

@@ -5,7 +5,10 @@
     python -m tests.benchmarks.bench_gateway --long
     python -m tests.benchmarks.bench_gateway --replicas 1 2
 
-``--long`` prints a table instead: sessions that grow to 60 000 tokens in 8, 32 and 128 turns.
+``--long`` prints a table instead: sessions that grow to 60 000 tokens in 8, 32 and 128 turns; then
+the same through an adapter that renders every request whole, and through one that only passes a
+prompt of that length on (``rerendering_gateway.py``): the others' way, and the limit.
+``--many N`` prints how long turns of N sessions take, by the clock, which take one turn a while.
 ``--replicas`` prints a table of ``gateway.replicas``: CPU time per turn of all processes, and of
 the busiest one, which decides how many turns a second there can be with enough cores.
 
@@ -42,6 +45,14 @@ LINES = "def add(a, b):\n    return a - b\n"
 LONG_TOKENS = 60_000
 LONG_TURNS = (8, 32, 128)
 LONG_SESSIONS = 4
+MANY_TURNS = 4
+
+RERENDERING = "tests.benchmarks.rerendering_gateway"
+WAYS: dict[str, dict[str, Any]] = {
+    "gateway": {},
+    "re-rendering": {"module": RERENDERING},
+    "forwarding": {"module": RERENDERING, "more": {"bytes_per_token": 2.2}},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +92,15 @@ def cpu_s(process: psutil.Process) -> float:
 
 
 @asynccontextmanager
-async def running_bench(directory: Path, replicas: int = 1) -> AsyncIterator[Bench]:
+async def running_bench(
+    directory: Path, replicas: int = 1, way: str = "gateway"
+) -> AsyncIterator[Bench]:
     """Start everything, warm every process up, and end it."""
     async with (
-        benched_gateway(directory, max_context_tokens=10**6, replicas=replicas) as gateway,
-        aiohttp.ClientSession() as http,
+        benched_gateway(
+            directory, max_context_tokens=10**6, replicas=replicas, **WAYS[way]
+        ) as gateway,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http,
     ):
         bench = Bench(gateway, http)
         for number in range(replicas):
@@ -129,14 +144,15 @@ async def measure(sessions: int, turns: int, prompt: str, directory: Path) -> di
     }
 
 
-async def measure_long(turns: int, directory: Path) -> dict[str, Any]:
+async def measure_long(turns: int, way: str, directory: Path) -> dict[str, Any]:
     """Run sessions one after the other that all end at ``LONG_TOKENS``; return a table's row."""
     tokens_per_copy = len(tiny_tokenizer().encode(LINES).ids)
     output = LINES * (LONG_TOKENS // (turns * tokens_per_copy))
     costs: list[list[float]] = []
-    async with running_bench(directory) as bench:
+    sessions = 1 if way == "re-rendering" else LONG_SESSIONS  # it takes a tenth of a second a turn
+    async with running_bench(directory, way=way) as bench:
         memory = bench.memory()
-        for number in range(LONG_SESSIONS):
+        for number in range(sessions):
             _, key = await bench.gateway.admin.create_session(f"s{number}")
             clock = await bench.converse(key, output, turns, output)
             costs.append([1000 * (after - before) for before, after in pairwise(clock)])
@@ -146,14 +162,46 @@ async def measure_long(turns: int, directory: Path) -> dict[str, Any]:
         assert stats["breaks"] == []
         context = len(bench.gateway.engine.seen.requests[-1]["input_ids"])
     per_turn = [statistics.median(session[turn] for session in costs) for turn in range(turns)]
+    early, late = statistics.median(per_turn[6:9]), statistics.median(per_turn[-3:])
     return {
+        "way": way,
         "turns": turns,
         "tokens at end": context,
         "CPU ms/turn": round(statistics.mean(per_turn), 2),
-        "first": round(per_turn[0], 2),
-        "last": round(per_turn[-1], 2),
-        "last/first": round(per_turn[-1] / per_turn[0], 2),
-        "KB/session": round(grown / LONG_SESSIONS / 1024),
+        "turn 8": round(early, 2),
+        "last": round(late, 2),
+        "last/turn 8": round(late / early, 2),
+        "KB/session": round(grown / sessions / 1024),
+    }
+
+
+async def measure_many(sessions: int, rate: float, directory: Path) -> dict[str, Any]:
+    """Let the sessions take four turns each, ``rate`` a second in all; return a table's row."""
+    async with running_bench(directory) as bench:
+        keys = [(await bench.gateway.admin.create_session(f"s{i}"))[1] for i in range(sessions)]
+        took: list[float] = []
+        used = bench.cpu_s()
+
+        async def converse(number: int, key: str) -> None:
+            messages = [user(f"{number}: {make_prompt(1500)}")]
+            clock = asyncio.get_running_loop().time
+            begins = clock() + number / rate
+            for turn in range(MANY_TURNS):
+                await asyncio.sleep(begins + turn * sessions / rate - clock())
+                began = clock()
+                await bench.gateway.take_turn(bench.http, key, messages)
+                took.append(1000 * (clock() - began))
+
+        await asyncio.gather(*(converse(number, key) for number, key in enumerate(keys)))
+        used = bench.cpu_s() - used
+    took.sort()
+    return {
+        "sessions": sessions,
+        "turns/s": rate,
+        "CPU ms/turn": round(1000 * used / len(took), 2),
+        "median ms": round(statistics.median(took), 1),
+        "p99 ms": round(took[len(took) * 99 // 100], 1),
+        "longest ms": round(took[-1], 1),
     }
 
 
@@ -196,12 +244,19 @@ def main() -> None:
     parser.add_argument("--prompt-chars", type=int, default=1500)
     parser.add_argument("--long", action="store_true", help="print the table of long sessions")
     parser.add_argument(
+        "--many", type=int, metavar="N", help="print how long turns of so many sessions take"
+    )
+    parser.add_argument("--rate", type=float, default=100.0, help="turns a second of --many")
+    parser.add_argument(
         "--replicas", type=int, nargs="+", metavar="N", help="print the table of gateway.replicas"
     )
     wanted = parser.parse_args()
     prompt = make_prompt(wanted.prompt_chars)
     if wanted.long:
-        print_table(partial(measure_long, turns) for turns in LONG_TURNS)
+        print_table(partial(measure_long, turns, way) for turns in LONG_TURNS for way in WAYS)
+        return
+    if wanted.many:
+        print_table([partial(measure_many, wanted.many, wanted.rate)])
         return
     if wanted.replicas:
         load = wanted.sessions, wanted.turns, prompt

@@ -76,7 +76,7 @@ class PlacingGateway:
         answer = Answer("", text, calls, 0, "end_turn", None, {})
         self.branches.add_turn(turn, place, asked, answer, {"turn": turn.index})
         self.turns.append(turn)
-        self.prompts.append(place.prompt)
+        self.prompts.append(place.prompt.tolist())
         self.places.append(place)
         return turn.index
 

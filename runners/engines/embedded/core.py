@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from runners.engines.contract import EngineError, Generation, SamplingParams
+from runners.engines.contract import EngineError, Generation, SamplingParams, TokenIds
 from runners.engines.embedded.model import Qwen3Moe
 from runners.engines.embedded.request import Request, RequestResult, RequestSampling, load_tokenizer
 from runners.engines.embedded.rounding import EXACT, Precision, load_rounded
@@ -143,7 +143,7 @@ class EngineCore:
             self._live.discard(rid)
 
     async def generate(
-        self, input_ids: list[int], params: SamplingParams, *, rid: str
+        self, input_ids: TokenIds, params: SamplingParams, *, rid: str
     ) -> Generation:
         """Sample a continuation; see ``Engine.generate``."""
         sampling = RequestSampling(

@@ -21,7 +21,13 @@ from runners.engines.connection import (
     status_error,
     unreadable_error,
 )
-from runners.engines.contract import Conversation, EngineError, Generation, SamplingParams
+from runners.engines.contract import (
+    Conversation,
+    EngineError,
+    Generation,
+    SamplingParams,
+    TokenIds,
+)
 from runners.engines.endpoints.anthropic_api import AnthropicApi
 from runners.engines.endpoints.api import MODELS, EndpointApi
 from runners.engines.endpoints.openai_api import OpenaiApi
@@ -63,7 +69,7 @@ class EndpointEngine(EngineClient, FixedWeights):
         self._deadline_s = deadline_s
 
     async def generate(
-        self, input_ids: list[int], params: SamplingParams, *, rid: str
+        self, input_ids: TokenIds, params: SamplingParams, *, rid: str
     ) -> Generation:
         """Ask for the next message of ``params.conversation``; ``input_ids`` is empty.
 

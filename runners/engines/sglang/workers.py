@@ -25,6 +25,7 @@ from runners.engines.contract import (
     EngineLoad,
     Generation,
     SamplingParams,
+    TokenIds,
     session_id_of,
 )
 from runners.trajectory.record import UNKNOWN_VERSION
@@ -75,7 +76,7 @@ class WorkerEngine:
         return wrapped
 
     async def generate(
-        self, input_ids: list[int], params: SamplingParams, *, rid: str
+        self, input_ids: TokenIds, params: SamplingParams, *, rid: str
     ) -> Generation:
         """Sample at the session's worker, or at the next one that is reachable; raises EngineError.
 

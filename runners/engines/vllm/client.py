@@ -23,7 +23,7 @@ from runners.engines.connection import (
     HttpConnection,
     unreadable_error,
 )
-from runners.engines.contract import EngineError, Generation, SamplingParams
+from runners.engines.contract import EngineError, Generation, SamplingParams, TokenIds
 from runners.engines.fixed_weights import FixedWeights
 from runners.trajectory.record import UNKNOWN_VERSION
 
@@ -66,7 +66,7 @@ class VllmEngine(EngineClient, FixedWeights):
         self._reading_models = asyncio.Lock()
 
     async def generate(
-        self, input_ids: list[int], params: SamplingParams, *, rid: str
+        self, input_ids: TokenIds, params: SamplingParams, *, rid: str
     ) -> Generation:
         """Sample a continuation of ``input_ids``; see ``Engine.generate``."""
         body = {
@@ -126,7 +126,7 @@ def sampling_body(params: SamplingParams) -> dict[str, Any]:
     return body
 
 
-def _parse_generation(answer: dict[str, Any], sent: list[int], waited_s: float) -> Generation:
+def _parse_generation(answer: dict[str, Any], sent: TokenIds, waited_s: float) -> Generation:
     """Return the generation, whose ids and logprobs belong together.
 
     Raises ValueError with the reason if they do not, KeyError, TypeError or IndexError for an
@@ -139,7 +139,7 @@ def _parse_generation(answer: dict[str, Any], sent: list[int], waited_s: float) 
             "it has no token ids, although return_token_ids asks for them: it needs vLLM 0.10.2, "
             "and nothing in between that drops the field"
         )
-    if received != sent:
+    if received != (sent if isinstance(sent, list) else sent.tolist()):
         raise ValueError(
             f"the prompt had {len(sent)} ids, and the server saw {len(received)} others: something "
             "in between changes prompts"

@@ -93,7 +93,7 @@ class Dialect(Generic[Body, Item]):
     split_item: Callable[[Item, int], Iterable[Piece]]
     """Returns the pieces of an item, which is, or is in, the message of that number."""
     joins: Callable[[Item], bool]
-    """Whether an item is of one message with the items before it for which this is true."""
+    """Tells whether an item is of one message with the items before it for which this is true."""
     build: Callable[[Body, Sequence[Piece], Mapping[str, str]], ParsedRequest]
     """Makes the request of a body, of the pieces of all items and of the headers. It does not look
     at the body's own conversation, of which items may be missing. Raises Refused.

@@ -8,14 +8,16 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners.gateway.conversation import Piece
+from runners.gateway.conversation import Piece, TurnRequest
 from runners.gateway.prefix_matching import (
     AssistantPart,
     HistoryBreak,
     Part,
     PathMatcher,
     PrefixMatch,
+    PreparedRequest,
     RequestPart,
+    prepare_request,
     split_parts,
 )
 from runners.trajectory.graph import TurnNode
@@ -60,16 +62,18 @@ def pieces_of(turns: Turns) -> list[Piece]:
     return [piece for outside, said in turns for piece in (*outside, *said)]
 
 
-def match_prefix(
-    path: list[list[Part]], parts: list[RequestPart], pieces: list[Piece]
-) -> PrefixMatch:
+def prepare(pieces: list[Piece], earlier: PreparedRequest | None = None) -> PreparedRequest:
+    return prepare_request(TurnRequest("m", tuple(pieces), [], 9), "test", earlier)
+
+
+def match_prefix(path: list[list[Part]], prepared: PreparedRequest) -> PrefixMatch:
     """Match a request with the last of these turns, each the child of the one before."""
     ids, logprobs = np.empty(0, np.int32), np.empty(0, np.float32)
     tip: TurnNode | None = None
     for index in range(len(path)):
         tip = TurnNode(index, tip, "main", None, "main", 0, ids, ids, logprobs, ids, 0)
     assert tip is not None
-    return PathMatcher(parts, pieces).match(tip, lambda turn: path[turn.index])
+    return PathMatcher(prepared).match(tip, lambda turn: path[turn.index])
 
 
 def edit_piece(draw: st.DataObject, piece: Piece) -> list[Piece]:
@@ -88,7 +92,7 @@ def test_edits_of_assistant_pieces_never_break_a_history(
         kept = [new for piece in said for new in edit_piece(data, piece)]
         echoed += [*outside, *(kept or [Piece(0, "assistant", "text", "…")])]
     moved = [replace(piece, message=data.draw(st.integers(0, 9))) for piece in [*echoed, *news]]
-    found = match_prefix(path_of(turns), parts_of(moved), moved)
+    found = match_prefix(path_of(turns), prepare(moved))
     assert (found.depth, found.mismatch) == (len(turns), None)
     assert found.next_part is not None
     assert found.next_part.first_piece == len(echoed)
@@ -111,7 +115,7 @@ def test_a_change_of_an_input_piece_forks_before_the_turn_that_had_it(
     }[change]
     changed = [*pieces[:at], *instead, *pieces[at + 1 :], Piece(0, "user", "text", "end")]
     path = path_of(turns)
-    found = match_prefix(path, parts_of(changed), changed)
+    found = match_prefix(path, prepare(changed))
     if found.mismatch is None:  # taking a piece out may leave the conversation before it
         assert change == "gone"
         known = [part for parts in path for part in parts]
@@ -127,7 +131,7 @@ def test_a_change_of_an_input_piece_forks_before_the_turn_that_had_it(
 def test_a_conversation_cut_back_forks_where_it_was_cut(turns: Turns, kept: int) -> None:
     kept = min(kept, len(turns) - 1)
     pieces = [*pieces_of(turns[:kept]), *turns[-1][0]]
-    found = match_prefix(path_of(turns), parts_of(pieces), pieces)
+    found = match_prefix(path_of(turns), prepare(pieces))
     if kept == len(turns) - 1:
         again = HistoryBreak("repeat", "the last turn was asked for again, with other parameters")
         assert (found.depth, found.mismatch) == (kept, again)
@@ -145,7 +149,36 @@ def test_an_empty_turn_may_be_left_out_or_sent_back(turns: Turns, news: Piece) -
     path = [*path_of(turns), [*path_of([([asked], [])])[0], AssistantPart((), may_vanish=True)]]
     for echoed in ([], [Piece(0, "assistant", "thinking", "hm")]):
         sent_back = [*pieces_of(turns), asked, *echoed, news]
-        found = match_prefix(path, parts_of(sent_back), sent_back)
+        found = match_prefix(path, prepare(sent_back))
         assert (found.depth, found.mismatch) == (len(path), None)
         assert found.next_part is not None
         assert found.next_part.first_piece == len(sent_back) - 1
+
+
+EDITS = ["cut", "change", "double", "add", "swap"]
+
+
+@given(TURNS, st.lists(st.lists(OUTSIDE | SAID.map(lambda said: said[0])), max_size=4), st.data())
+def test_a_request_is_compared_the_same_after_any_earlier_one(
+    turns: Turns, news: list[list[Piece]], data: st.DataObject
+) -> None:
+    path, pieces = path_of(turns), pieces_of(turns)
+    earlier: PreparedRequest | None = None
+    for added in [[], *news]:
+        at = data.draw(st.integers(0, len(pieces) - 1))
+        match data.draw(st.sampled_from(EDITS)):
+            case "cut" if at:
+                pieces = pieces[:at]
+            case "change":
+                other = Piece(0, "assistant", "thinking", "other")
+                pieces = [*pieces[:at], data.draw(st.just(other) | OUTSIDE), *pieces[at + 1 :]]
+            case "double":
+                pieces = [*pieces[:at], pieces[at], *pieces[at:]]
+            case "swap":
+                pieces[at], pieces[-1] = pieces[-1], pieces[at]
+        pieces = [*pieces, *added]
+        later, alone = prepare(pieces, earlier), prepare(pieces)
+        assert (later.parts, later.fingerprint) == (alone.parts, alone.fingerprint)
+        depth = data.draw(st.integers(1, len(path)))
+        assert match_prefix(path[:depth], later) == match_prefix(path[:depth], alone)
+        earlier = later

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from runners.gateway.turn_seeds import TurnSeeds
 from runners.testing.completions import spoken
 from runners.testing.scripted_engine import ScriptedEngine
+from runners.trajectory.record import IdArray
 from tests.fakes.running_gateway import Gateway, user
 
 Conversation = tuple[tuple[int, ...], ...]
 """The ids that each of its turns adds."""
 DONE = spoken([{"type": "text", "text": "done"}])
+
+
+def to_ids(*ids: int) -> IdArray:
+    return np.array(ids, np.int32)
 
 
 def take_all(conversations: list[Conversation], order: list[int], seed: int) -> dict[int, set[int]]:
@@ -24,7 +30,9 @@ def take_all(conversations: list[Conversation], order: list[int], seed: int) -> 
     for number in [*order, *(n for n, each in enumerate(conversations) for _ in each)]:
         if turns[number] == len(conversations[number]):
             continue
-        with seeds.reserve(last.get(number), conversations[number][turns[number]]) as place:
+        with seeds.reserve(
+            last.get(number), to_ids(*conversations[number][turns[number]])
+        ) as place:
             seeds.add_turn(place)
         last[number], taken = taken, taken + 1
         turns[number] += 1
@@ -54,15 +62,21 @@ def test_the_order_of_conversations_changes_no_seed(
 
 def test_equal_prompts_at_once_have_different_seeds_and_a_free_one_is_given_out_again() -> None:
     seeds = TurnSeeds(7)
-    with seeds.reserve(None, [1, 2]) as first, seeds.reserve(None, [1, 2]) as second:
+    with (
+        seeds.reserve(None, to_ids(1, 2)) as first,
+        seeds.reserve(None, to_ids(1, 2)) as second,
+    ):
         assert first.seed != second.seed
         seeds.add_turn(second)
-    with seeds.reserve(None, [1, 2]) as again:
+    with seeds.reserve(None, to_ids(1, 2)) as again:
         assert again.seed == first.seed, "the first was never taken"
         seeds.add_turn(again)
-    with seeds.reserve(None, [1, 2]) as third:
+    with seeds.reserve(None, to_ids(1, 2)) as third:
         assert third.seed not in (first.seed, second.seed)
-    with seeds.reserve(0, [3]) as after_second, seeds.reserve(1, [3]) as after_first:
+    with (
+        seeds.reserve(0, to_ids(3)) as after_second,
+        seeds.reserve(1, to_ids(3)) as after_first,
+    ):
         assert after_second.seed != after_first.seed
 
 
