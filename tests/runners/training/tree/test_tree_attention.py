@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from hypothesis import given, settings
@@ -61,8 +63,15 @@ def test_blocks_attend_as_all_pairs_do_and_have_the_same_gradients(
 def test_flex_attention_s_mask_is_that_of_the_paths(
     samples: list[Sample], window: int | None
 ) -> None:
-    """As a kernel takes it: whole blocks of keys, blocks with the mask, and no others."""
-    (pack,) = pack_samples(samples, 10_000)
+    """A few nodes fill no block; one path of many has blocks of which every key is visible."""
+    long = make_path(400)
+    for each in (samples, [long, replace(long, tokens=np.roll(long.tokens, 1))]):
+        (pack,) = pack_samples(each, 10_000)
+        check_flex_mask(pack, window)
+
+
+def check_flex_mask(pack: Pack, window: int | None) -> None:
+    """Compare the mask as a kernel takes it: whole blocks of keys, and blocks with the mask."""
     mask = make_block_mask(TreeAttention(pack, CPU), window)
     nodes = len(pack.depths)
     assert mask.seq_lengths == (nodes, nodes)
@@ -85,10 +94,14 @@ def test_flex_attention_s_mask_is_that_of_the_paths(
     assert torch.equal(found, find_visible(pack, window))
 
 
+def make_path(length: int) -> Sample:
+    """A sample whose last token is trained."""
+    tokens = np.arange(length, dtype=np.int32)
+    mask = tokens == length - 1
+    return Sample("r", tokens, mask, np.zeros(length, np.float32), 1.0)
+
+
 def test_a_long_path_has_long_blocks() -> None:
     for length, blocks in ((700, 6), (9000, 18)):
-        mask = np.arange(length) == length - 1
-        nothing = np.zeros(length, np.float32)
-        sample = Sample("r", np.zeros(length, np.int32), mask, nothing, 1.0)
-        (pack,) = pack_samples([sample], 10_000)
+        (pack,) = pack_samples([make_path(length)], 10_000)
         assert len(TreeAttention(pack, CPU).find_blocks(None)) == blocks
