@@ -29,6 +29,7 @@ from tests.fakes.routing_rollouts import rollouts as routed_rollouts
 
 BUCKET = 4000
 """Numbers: less than some of the policy's parameters have, more than several others together."""
+GRADIENT = "gradient of "
 POLICY, NOISY = "policy", "noisy"
 """Directories of the policy, and of one with other routers, in that of the results."""
 
@@ -84,7 +85,8 @@ def run_scenario(
     scenario: Scenario, directory: Path, peers: TrainingPeers | None
 ) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
     """Train; return the metrics of each step, with the rollouts that were masked, and the weights
-    after the last. Routing comes from the engine in ``directory/noisy``.
+    after the last with the gradients of its last update. Routing comes from the engine in
+    ``directory/noisy``.
     """
     policy = directory / POLICY
     trainer = make_trainer(policy, routing=scenario.routing, peers=peers, **scenario.settings)
@@ -102,7 +104,13 @@ def run_scenario(
         else:
             steps.append(trainer.step(made) | {"refused": dict(trainer.refused)})
     weights = {name: each.detach() for name, each in trainer.weights.trained.items()}
-    return steps, weights | dict(trainer.weights.gather_masters())
+    weights |= dict(trainer.weights.gather_masters())
+    gradients = {
+        f"{GRADIENT}{name}": each.grad
+        for name, each in trainer.weights.trained.items()
+        if each.grad is not None
+    }
+    return steps, weights | gradients
 
 
 def add_signals(sample: Sample) -> Sample:

