@@ -270,8 +270,8 @@ class LocalTrainerConfig(PolicyGradientConfig):
     holds the whole policy in a process of its own. 1: the driver's process trains.
     """
     shard: Literal["none", "optimizer"]
-    """What is divided among several devices: ``optimizer``, AdamW's moments and, with ``bfloat16``,
-    the float32 master weights (ZeRO stage 1, arXiv 1910.02054), with the same result.
+    """State that is divided among several devices: ``optimizer``, AdamW's moments and, with
+    ``bfloat16``, the float32 master weights (ZeRO stage 1, arXiv 1910.02054), with the same result.
     """
     epochs: PositiveInt
     """Passes over the step's rollouts."""

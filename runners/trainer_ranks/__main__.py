@@ -39,7 +39,7 @@ def run() -> int:
     device = _choose_device(settings)
     _join_ranks(settings, device)
     trainer = TrainerHere(_make_trainer(settings, ProcessPeers(device)))
-    announce({})
+    announce({"no_tree": trainer.no_tree})
     with campaign:
         while (message := receive_message(campaign)) is not None:
             try:

@@ -55,6 +55,7 @@ class TrainerRanks:
     def __init__(self, services: Sequence[Service], sockets: Sequence[socket.socket]) -> None:
         self._services = services
         self._sockets = sockets
+        self.no_tree: str | None = services[0].info["no_tree"]
 
     def step(self, rollouts: Sequence[Rollout]) -> TrainedStep:
         """See ``Trainer.step``."""

@@ -29,6 +29,9 @@ class TrainedStep:
 class Trainer(Protocol):
     """A trainer as a campaign sees it; one call at a time, each of them blocks."""
 
+    no_tree: str | None
+    """Why samples are trained as rows and not as prefix trees, if they are."""
+
     def step(self, rollouts: Sequence[Rollout]) -> TrainedStep:
         """Train on a step's rollouts; raises TrainingError and RoutingError."""
         ...
@@ -61,6 +64,7 @@ class TrainerHere:
 
     def __init__(self, trainer: LocalTrainer) -> None:
         self.local = trainer
+        self.no_tree = trainer.no_tree
 
     def step(self, rollouts: Sequence[Rollout]) -> TrainedStep:
         """See ``Trainer.step``."""

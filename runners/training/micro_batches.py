@@ -158,7 +158,7 @@ def select_tokens(batch: MicroBatch, kept: Tensor) -> MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Where the tokens of a micro-batch's samples are."""
+    """Places of the tokens of a micro-batch's samples."""
 
     shape: tuple[int, int]
     paths: tuple[Nodes, ...]

@@ -66,7 +66,7 @@ class MasterWeights:
         if sharers is not None:
             self.shards = WeightShards(self.trained, self._copies, sharers)
         self.optimized = self.trained if self.shards is None else self.shards.parts
-        """What the optimizer changes: ``trained``, or this process's parts of it."""
+        """Weights that the optimizer changes: ``trained``, or this process's parts of it."""
 
     def clear_gradients(self) -> None:
         """Forget the gradients of the last update."""

@@ -27,7 +27,7 @@ class _Divided:
     whole: nn.Parameter
     """Has the gradient, float32 of the parameter's shape."""
     computed: Tensor
-    """What the policy computes with: ``whole``, or a copy in bfloat16."""
+    """Weights that the policy computes with: ``whole``, or a copy in bfloat16."""
     own: nn.Parameter
     """The part, float32 [n]; of a matrix [1, n], since matrices alone decay."""
 

@@ -49,11 +49,18 @@ class Scenario:
     rounded: bool = False
     """Matrix products depend on the rows beside, which are others with several ranks."""
 
+    @property
+    def updates_once(self) -> bool:
+        """Whether its gradient is one of the same weights, whatever the ranks."""
+        return len(self.counts) == 1 and "minibatches" not in self.settings
+
 
 R2 = RoutingRecomputeConfig(kind="recompute")
 TEACHER = {"url": "http://localhost:1", "weight": 0.5, "alone": False, "deadline_s": 1.0}
 SCENARIOS: dict[str, Scenario] = {
     "plain": Scenario({}, (6, 5)),
+    "one update": Scenario({}, (6,)),
+    "one update, replay": Scenario({}, (6,), r3()),
     "fewer samples than ranks": Scenario({"minibatches": 3}, (1, 3)),
     "several updates": Scenario({"minibatches": 2, "epochs": 2, "weight_decay": 0.1}, (7,)),
     "penalty and bonus": Scenario(
