@@ -56,8 +56,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_configure() -> None:
-    # After nohup it is ignored, and processes of the tests would inherit that.
+    # In the background of a script they are ignored, and processes of the tests would inherit that.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)
