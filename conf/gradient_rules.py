@@ -60,6 +60,39 @@ def _name(choice: str | PluginConfig) -> str:
     return choice.target if isinstance(choice, PluginConfig) else choice
 
 
+def rejection_rules(reward: RewardConfig, trainer: TrainerConfig) -> Iterator[Rule]:
+    """Yield the rule that some rollout can be accepted. What a plug-in pays is unknown."""
+    accepted, rejects = trainer.accept_reward, trainer.advantage == "rejection"
+    if accepted is None or not rejects or not isinstance(reward, VerdictRewardConfig):
+        return
+    cost = reward.turn_penalty / reward.turn_budget + reward.length_penalty / reward.token_budget
+    most = reward.solved - cost  # of one turn and one token
+    worst = reward.solved - sum(getattr(reward, name) for name in PENALTIES)
+    yield (
+        accepted > most,
+        f"trainer.accept_reward={accepted:g} is more than any rollout can earn, at most {most:g}"
+        + (" less what its turns cost" if cost else "")
+        + f": lower it; {worst:g} accepts all that are solved",
+    )
+
+
+def correction_rules(trainer: TrainerConfig) -> Iterator[Rule]:
+    """Yield the rules that the bounds of corrections are in order."""
+    wanted = trainer.correction
+    yield (
+        wanted.truncate != "none" and wanted.floor >= wanted.cap,
+        f"trainer.correction.floor={wanted.floor:g} is not below trainer.correction.cap="
+        f"{wanted.cap:g}: lower it",
+    )
+    for name in ("mask_outside", "reject_outside"):
+        bounds = getattr(wanted, name)
+        yield (
+            bounds is not None and bounds[0] >= bounds[1],
+            f"trainer.correction.{name}={list(bounds or ())} leaves out everything: write the "
+            "lower bound first",
+        )
+
+
 def gdpo_rules(run: RunConfig, reward: RewardConfig, trainer: TrainerConfig) -> Iterator[Rule]:
     """Yield the rule that with parts on one scale a solved task still has a higher advantage than
     any other, whatever it costs. What a plug-in pays is unknown.

@@ -73,6 +73,8 @@ class Config(Section):
             gradient_rules.sampling_rules(self.run, self.sampling),
             gradient_rules.credit_rules(self.trainer, self.fanout),
             gradient_rules.gdpo_rules(self.run, self.reward, self.trainer),
+            gradient_rules.rejection_rules(self.reward, self.trainer),
+            gradient_rules.correction_rules(self.trainer),
             rules.algorithm_rules(self.trainer),
             rules.supervised_rules(self.run, self.trainer),
             rules.teacher_rules(self.trainer, self.sampling, self.rollout),

@@ -24,7 +24,8 @@ def _check_base_url(url: str) -> str:
     if any(sign in rest for sign in "@?#"):
         raise ValueError(
             "must hold no user, password or query, since the configuration is stored and shown: "
-            f"secrets belong into the environment (an engine's key: {ENGINE_KEY})"
+            f"secrets belong into the environment (an engine's key: {ENGINE_KEY}; a teacher's: "
+            f"{TEACHER_KEY})"
         )
     return url.rstrip("/")
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 from conf.errors import AgentrlError, ConfigError, ExitCode
@@ -19,6 +20,7 @@ from conf.key_numbers import find_short_window
 from conf.schema import Config
 from conf.sections.engine import FixedEngineConfig, SglangEngineConfig
 from conf.sections.model import EndpointModelConfig, TinyModelConfig
+from conf.sections.training import LocalTrainerConfig
 from conf.task_sets import list_sets
 from runners.engines.capabilities import check_answers, check_context
 from runners.engines.contract import EngineError
@@ -40,6 +42,13 @@ from runners.runtime.policy import find_captured_shape
 from runners.tasks.dataset_report import DatasetReport, Progress
 from runners.tasks.task_sets import check_sets
 from runners.training.supervised.run_examples import open_examples
+
+
+class MissingError(AgentrlError):
+    """Something that the run needs is not on this machine."""
+
+    exit_code = ExitCode.PREFLIGHT
+
 
 Errors = list[AgentrlError]
 NoteSets = Callable[[Mapping[str, DatasetReport]], None]
@@ -68,7 +77,7 @@ def find_start_errors(
     if uses_policy:
         checks += [_find_combination_errors, _find_policy_errors, _find_engine_errors]
     if benchmark is None:
-        checks += [_find_example_errors, _find_teacher_errors]
+        checks += [_find_trainer_errors, _find_example_errors, _find_teacher_errors]
     found: dict[str, AgentrlError] = {}
     for config in configs:
         for check in checks:
@@ -157,6 +166,23 @@ def _find_policy_errors(config: Config, benchmark: str | None) -> Iterator[Agent
             check_family(model.renderer)
     except AgentrlError as error:
         yield error
+
+
+def _find_trainer_errors(config: Config, benchmark: str | None) -> Iterator[AgentrlError]:
+    """Look for the package and the GPUs that a trainer on this machine needs."""
+    trainer = config.trainer
+    if not isinstance(trainer, LocalTrainerConfig) or not config.run.steps:
+        return
+    if trainer.lora.rank and find_spec("peft") is None:
+        yield MissingError("trainer.lora needs the package peft: pip install 'agentrl[lora]'")
+    if trainer.device == "cuda":
+        import torch  # seconds, which a run takes anyway
+
+        seen = torch.cuda.device_count()
+        if not seen:
+            yield MissingError("trainer.device=cuda, but torch sees no GPU: use auto or cpu")
+        elif seen < trainer.devices:
+            yield MissingError(f"trainer.devices={trainer.devices}, but torch sees {seen} GPUs")
 
 
 def _find_example_errors(config: Config, benchmark: str | None) -> Iterator[AgentrlError]:

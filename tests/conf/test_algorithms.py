@@ -56,6 +56,16 @@ def test_slime_has_the_advantages_whose_mean_it_has() -> None:
         (["trainer.kl={weight: 0.1, estimator: k1}"], "trainer.kl.estimator=k1 with trainer.kl.pl"),
         (["trainer.advantage=rejection"], "trainer.advantage=rejection trains rollouts with at"),
         (["trainer.accept_reward=1"], "trainer.accept_reward=1.0 is of trainer.advantage=reject"),
+        (
+            ["trainer.advantage=rejection", "trainer.accept_reward=1"],
+            "trainer.accept_reward=1 is more than any rollout can earn, at most 0.98 less what its "
+            "turns cost: lower it; 0.34 accepts all that are solved",
+        ),
+        (["trainer.correction.mask_outside=[2,0.5]"], "trainer.correction.mask_outside=[2.0, 0.5]"),
+        (
+            ["trainer.correction.truncate=token", "trainer.correction.floor=3"],
+            "trainer.correction.floor=3 is not below trainer.correction.cap=2",
+        ),
         (["trainer.min_learning_rate=1.0"], "trainer.min_learning_rate=1 is above"),
         (
             ["trainer.decay=linear", "trainer.warmup_steps=10", "trainer.decay_steps=10"],

@@ -231,7 +231,7 @@ def test_reinforce_pp_compares_over_the_groups_of_a_step(
 
 
 def test_accepted_rollouts_are_trained_where_all_of_a_group_are_and_none_elsewhere() -> None:
-    settings = ["trainer.advantage=rejection", "trainer.accept_reward=0.9"]
+    settings = ["trainer.advantage=rejection", "trainer.accept_reward=0.9", "reward.turn_penalty=0"]
     members: list[list[float | None]] = [[1.0, 0.9, None], [0.94, 0.2], [0.5, 0.0]]
     for replace_flat, rest in ((False, 0.0), (True, None)):
         groups = StepGroups(compose([*settings, f"rollout.replace_flat={replace_flat}"]))
