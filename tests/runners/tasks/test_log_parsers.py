@@ -272,7 +272,7 @@ def test_a_log_that_no_parser_comes_to_an_end_with_solves_nothing() -> None:
     )
     read = ScriptRun(started=True, log=eval_log("test_add ok\n"))
     with log_file(endless.log) as hostile, log_file(read.log) as honest:
-        reports = read_logs([(task, hostile), (task, honest)], read_s=5)
+        reports = read_logs([(task, hostile), (task, honest)], read_s=20)
     assert [report["resolved"] for report in reports] == [False, True]
 
 
