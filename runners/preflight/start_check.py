@@ -169,20 +169,12 @@ def _find_policy_errors(config: Config, benchmark: str | None) -> Iterator[Agent
 
 
 def _find_trainer_errors(config: Config, benchmark: str | None) -> Iterator[AgentrlError]:
-    """Look for the package and the GPUs that a trainer on this machine needs."""
+    """Look for the package that a trainer on this machine needs."""
     trainer = config.trainer
     if not isinstance(trainer, LocalTrainerConfig) or not config.run.steps:
         return
     if trainer.lora.rank and find_spec("peft") is None:
         yield MissingError("trainer.lora needs the package peft: pip install 'agentrl[lora]'")
-    if trainer.device == "cuda":
-        import torch  # seconds, which a run takes anyway
-
-        seen = torch.cuda.device_count()
-        if not seen:
-            yield MissingError("trainer.device=cuda, but torch sees no GPU: use auto or cpu")
-        elif seen < trainer.devices:
-            yield MissingError(f"trainer.devices={trainer.devices}, but torch sees {seen} GPUs")
 
 
 def _find_example_errors(config: Config, benchmark: str | None) -> Iterator[AgentrlError]:
