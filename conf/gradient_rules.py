@@ -10,7 +10,12 @@ from collections.abc import Iterator
 from conf.rules import Rule
 from conf.sections.plugin import PluginConfig
 from conf.sections.run import RunConfig, SamplingConfig
-from conf.sections.task import PENALTIES, RewardConfig, VerdictRewardConfig
+from conf.sections.task import (
+    RewardConfig,
+    VerdictRewardConfig,
+    name_penalties,
+    sum_penalties,
+)
 from conf.sections.training import (
     FanoutConfig,
     LocalTrainerConfig,
@@ -67,7 +72,7 @@ def rejection_rules(reward: RewardConfig, trainer: TrainerConfig) -> Iterator[Ru
         return
     cost = reward.turn_penalty / reward.turn_budget + reward.length_penalty / reward.token_budget
     most = reward.solved - cost  # of one turn and one token
-    worst = reward.solved - sum(getattr(reward, name) for name in PENALTIES)
+    worst = reward.solved - sum_penalties(reward)
     yield (
         accepted > most,
         f"trainer.accept_reward={accepted:g} is more than any rollout can earn, at most {most:g}"
@@ -103,10 +108,9 @@ def gdpo_rules(run: RunConfig, reward: RewardConfig, trainer: TrainerConfig) -> 
     """
     if trainer.advantage != "gdpo" or not isinstance(reward, VerdictRewardConfig):
         return
-    most = sum(getattr(reward, name) for name in PENALTIES)
+    most, named = sum_penalties(reward), name_penalties(reward)
     apart = reward.solved - reward.unsolved - reward.partial_credit
     bound = apart * math.sqrt(2 / run.rollouts_per_task)
-    named = " + ".join(f"reward.{name}" for name in PENALTIES if getattr(reward, name))
     yield (
         run.steps > 0 and most >= bound > 0,
         f"{named} = {most:g} with trainer.advantage=gdpo, which normalises each part: in a group "

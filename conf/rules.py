@@ -36,7 +36,6 @@ from conf.sections.scenario import (
     has_subagents,
 )
 from conf.sections.task import (
-    PENALTIES,
     BugfixTaskConfig,
     EvalTaskConfig,
     HeldOutEvalTaskConfig,
@@ -46,6 +45,8 @@ from conf.sections.task import (
     SwebenchTaskConfig,
     TaskConfig,
     VerdictRewardConfig,
+    name_penalties,
+    sum_penalties,
 )
 from conf.sections.training import (
     FanoutConfig,
@@ -172,8 +173,7 @@ def reward_rules(reward: RewardConfig) -> Iterator[Rule]:
     """
     if not isinstance(reward, VerdictRewardConfig):
         return
-    most = sum(getattr(reward, name) for name in PENALTIES)
-    named = " + ".join(f"reward.{name}" for name in PENALTIES if getattr(reward, name))
+    most, named = sum_penalties(reward), name_penalties(reward)
     part = reward.unsolved + reward.partial_credit
     yield (
         reward.unsolved < reward.solved - most <= part,

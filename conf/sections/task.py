@@ -234,6 +234,17 @@ PENALTIES = ("turn_penalty", "length_penalty", "overlong_penalty", "malformed_pe
 """Keys of ``VerdictRewardConfig`` that take something off."""
 
 
+def sum_penalties(reward: VerdictRewardConfig) -> float:
+    """Return the most that a rollout can lose."""
+    most: float = sum(getattr(reward, name) for name in PENALTIES)
+    return most
+
+
+def name_penalties(reward: VerdictRewardConfig) -> str:
+    """Return the keys of the penalties that are on, as a sum."""
+    return " + ".join(f"reward.{name}" for name in PENALTIES if getattr(reward, name))
+
+
 def find_part_weights(reward: RewardConfig) -> dict[str, float]:
     """Return the weight of a reward's parts by name; one that is not there weighs 1."""
     if not isinstance(reward, VerdictRewardConfig):

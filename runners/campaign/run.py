@@ -119,7 +119,7 @@ async def _open_campaign(
                 asyncio.to_thread(open_examples, config, policy.tokenizer, policy.weights)
             )
         if reason := trainer.result().no_tree:
-            progress.add_note(f"what samples have in common is trained once for each: {reason}")
+            progress.add_note(f"each sample is trained as a row, not in a prefix tree: {reason}")
         keep_examples(store, examples.result())
         if adapter is not None:
             first = await asyncio.to_thread(_find_adapters, trainer.result(), store.run_dir, saved)

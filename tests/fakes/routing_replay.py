@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import torch
 
 from conf.sections.training import RoutingRolloutConfig
 from runners.training.sample import Sample
 from runners.trajectory.routing import RoutingShape
+from tests.fakes.local_trainer import make_trainer
 
 SHAPE = RoutingShape(layers=2, top_k=2, experts=8, routed=(0, 1))
 
@@ -18,6 +21,18 @@ def r3(**changes: object) -> RoutingRolloutConfig:
     """R3's settings."""
     settings = {"on_fault": "stop", "shadow_every": 1, "alarm_disagreement": 0.05, **changes}
     return RoutingRolloutConfig.model_validate({"kind": "rollout", **settings})
+
+
+def write_noisy_routers(weights: Path, directory: Path) -> None:
+    """Write a policy with other router weights: an engine that chooses other experts."""
+    trainer = make_trainer(weights)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, weight in trainer.model.named_parameters():
+            if "gate.weight" in name:
+                noise = torch.randn(weight.shape, generator=generator)
+                weight.add_(0.1 * weight.std() * noise)
+    trainer.model.save_pretrained(directory)  # type: ignore[operator]
 
 
 FAULTS = (

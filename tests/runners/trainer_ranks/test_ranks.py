@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.fakes.local_trainer import VOCAB, make_trainer
+from tests.fakes.routing_replay import write_noisy_routers
 from tests.fakes.tiny_model import write_tiny_model
 from tests.fakes.training_ranks import GRADIENT, NOISY, POLICY, SCENARIOS, run_scenario
 
@@ -31,14 +32,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory with the results of all scenarios on two ranks."""
     directory = tmp_path_factory.mktemp("ranks")
     write_tiny_model(directory / POLICY, vocab_size=VOCAB)
-    trainer = make_trainer(directory / POLICY)
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for name, weight in trainer.model.named_parameters():
-            if "gate.weight" in name:
-                noise = torch.randn(weight.shape, generator=generator)
-                weight.add_(0.1 * weight.std() * noise)
-    trainer.model.save_pretrained(directory / NOISY)  # type: ignore[operator]
+    write_noisy_routers(directory / POLICY, directory / NOISY)
     program = [sys.executable, "-m", "tests.fakes.training_ranks"]
     ranks = [
         subprocess.Popen([*program, str(rank), str(RANKS), str(directory)], cwd=ROOT)

@@ -201,8 +201,9 @@ async def test_an_image_that_does_not_start_leaves_nothing_and_its_reason(
 def test_what_ids_of_its_own_have_written_is_removed_by_apptainer(tmp_path: Path) -> None:
     skip_without_stand_in()
     (tmp_path / "overlay/upper/deep").mkdir(parents=True)
-    (tmp_path / "overlay/work/work").mkdir(parents=True)
-    (tmp_path / "overlay/work/work").chmod(0)
+    closed = tmp_path / "overlay" / "work" / "index"  # overlayfs makes such directories
+    closed.mkdir(parents=True)
+    closed.chmod(0)
     (tmp_path / "kept").touch()
     with apptainer_program(tmp_path / "bin"):
         argv = program.remove_argv("docker://python:3.11", tmp_path / "overlay")
