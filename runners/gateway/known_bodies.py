@@ -11,7 +11,7 @@ is recognised by a digest.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -75,7 +75,8 @@ class KnownBody:
     """By item."""
     pieces: Sequence[Piece]
     """Of all items, with their digests."""
-    envelope: Envelope
+    envelope: Envelope | None = None
+    """None if another process has read the body: it keeps the envelope."""
 
     def view(self, start: int = 0) -> NDArray[np.uint8]:
         """Return the bytes from ``start`` on, uint8."""
@@ -157,7 +158,7 @@ class KnownBodies:
         return best or Continuation(path, body, text, find_list(text, name))
 
     def add(self, read: KnownBody, found: Continuation) -> None:
-        """Keep a body instead of the one that it continues."""
+        """Keep a body instead of the one that it continues, ``found.known``."""
         kept = [each for each in self._bodies if not (each is found.known and found.is_same)]
         left = MAX_BYTES
         self._bodies = []
@@ -190,6 +191,7 @@ def read_continuation(
     new = body[begin:close]
     if (
         known is not None
+        and known.envelope is not None
         and found.same_head
         and found.same_tail
         and len(body) - close == len(known.body) - known.close
@@ -228,7 +230,22 @@ def _read_envelope(
     return Envelope(bare, measure_shape(head + tail)), getattr(read, name)
 
 
+def marks_to_plain(read: KnownBody) -> dict[str, Any]:
+    """Return where the conversation of a body stands, as plain values for another process."""
+    marks = [(m.end, m.pieces, m.opened, m.shape.depth, m.shape.values) for m in read.marks]
+    return {"start": read.start, "close": read.close, "marks": marks}
+
+
+def read_marks(plain: Iterable[Sequence[Any]]) -> list[ItemEnd]:
+    """Return marks that ``marks_to_plain`` was given."""
+    return [
+        ItemEnd(end, pieces, opened, JsonShape(depth, values))
+        for end, pieces, opened, depth, values in plain
+    ]
+
+
 def read_shape(read: KnownBody) -> JsonShape:
     """Return a bound of the shape of a whole body."""
     items = read.marks[-1].shape
+    assert read.envelope is not None  # it has been read here
     return read.envelope.shape.join(JsonShape(items.depth + 2, items.values))

@@ -16,7 +16,13 @@ from runners.gateway.chat_template import make_renderer
 from runners.gateway.conversation import TurnRequest
 from runners.gateway.dialects.contract import ParsedRequest
 from runners.gateway.dialects.endpoints import DIALECTS
-from runners.gateway.known_bodies import Continuation, KnownBody, read_continuation, read_shape
+from runners.gateway.known_bodies import (
+    Continuation,
+    KnownBodies,
+    KnownBody,
+    read_continuation,
+    read_shape,
+)
 from runners.gateway.refusal import (
     PROMPT_TOO_LONG,
     TURNS_SPENT,
@@ -126,6 +132,21 @@ def parse_request(
     parsed = DIALECTS[path].parse_request(body, headers)
     _check_size(parsed, len(body), limits, max_context_tokens)
     return parsed
+
+
+def parse_first(
+    path: str,
+    body: bytes,
+    headers: Mapping[str, str],
+    limits: GatewayLimitsConfig,
+    max_context_tokens: int,
+) -> tuple[ParsedRequest, KnownBody | None]:
+    """Parse a request as ``parse_continuation`` does when nothing is known before it."""
+    try:
+        found = KnownBodies().find(path, body, DIALECTS[path].conversation)
+    except (ValueError, RecursionError):
+        return parse_request(path, body, headers, limits, max_context_tokens), None
+    return parse_continuation(found, headers, limits, max_context_tokens)
 
 
 def parse_continuation(

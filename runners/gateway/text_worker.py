@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from conf.sections.gateway import GatewayLimitsConfig
-from runners.gateway.dialects.transfer import to_plain
+from runners.gateway.dialects.transfer import piece_to_plain, to_plain
+from runners.gateway.known_bodies import marks_to_plain
 from runners.gateway.refusal import OverLimit, Refused
-from runners.gateway.text_work import TextWork, make_text_work, parse_request
+from runners.gateway.text_work import TextWork, make_text_work, parse_first, parse_request
 
 LENGTH_BYTES = 8
 NICENESS = 10
@@ -68,9 +69,7 @@ def do_job(
     ``work``: None if the engine takes texts; then requests are parsed only.
     """
     if job["kind"] == "parse":
-        return to_plain(
-            parse_request(job["path"], body, job["headers"], limits, job["max_context_tokens"])
-        )
+        return _parse(limits, job, body)
     assert work is not None
     match job["kind"]:
         case "render":
@@ -89,6 +88,16 @@ def do_job(
             ]
             return parsed.content, parsed.reasoning_content, calls, read.retokenizes
     raise AssertionError(job["kind"])
+
+
+def _parse(limits: GatewayLimitsConfig, job: dict[str, Any], body: bytes) -> dict[str, Any]:
+    """Return a request, and as ``read`` what was read of its body, as plain values."""
+    asked = (job["path"], body, job["headers"], limits, job["max_context_tokens"])
+    parsed, read = parse_first(*asked) if job["with_marks"] else (parse_request(*asked), None)
+    if read is None:
+        return to_plain(parsed) | {"read": None}
+    pieces = [piece_to_plain(piece) for piece in read.pieces]
+    return to_plain(parsed, read.pieces) | {"read": marks_to_plain(read) | {"pieces": pieces}}
 
 
 def answer_job(

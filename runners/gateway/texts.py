@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from runners.gateway.conversation import Piece, TurnRequest, group_messages
 from runners.gateway.dialects.contract import ParsedRequest
 from runners.gateway.dialects.endpoints import DIALECTS
 from runners.gateway.dialects.transfer import from_plain, read_pieces
-from runners.gateway.known_bodies import Continuation, KnownBodies
+from runners.gateway.known_bodies import Continuation, KnownBodies, KnownBody, read_marks
 from runners.gateway.loop_share import LoopShare, Result
 from runners.gateway.refusal import OverLimit, RefusalKind
 from runners.gateway.text_pool import TextFailed, TextPool
@@ -47,7 +48,7 @@ VALUE_CHARACTERS = 10
 """Characters that cost as much to render as a value of a tool's schema or of a call's arguments."""
 
 SLICE = 1000
-"""Pieces that are made at once of what a process has parsed: up to 2 ms."""
+"""Pieces or marks that are made at once of what a process has parsed: up to 2 ms."""
 
 SHORT_PATH = 262_144
 """Tokens of a turn, and of its prompt's tail, that are continued at once: copied, up to 5 ms."""
@@ -107,12 +108,11 @@ class Texts:
 
         ``known``: the bodies that the session has sent; this one is added to them.
         """
+        whole, found, known = b"", None, known or KnownBodies()
         if self._pool is None or sum(map(len, body)) <= SHORT_BODY:
-            whole, known = b"".join(body), known or KnownBodies()
-            try:
+            whole = b"".join(body)
+            with suppress(ValueError, RecursionError):
                 found = known.find(path, whole, DIALECTS[path].conversation)
-            except (ValueError, RecursionError):
-                found = None
             if self._pool is None or _has_few_values(found.new_bytes() if found else whole):
                 return await self._at_once(
                     session_id,
@@ -129,13 +129,16 @@ class Texts:
                     if name.lower().startswith(_ATTRIBUTION)
                 },
                 "max_context_tokens": max_context_tokens,
+                "with_marks": found is not None,
             },
             body,
         )
-        pieces: list[Piece] = []
-        for start in range(0, len(plain["pieces"]), SLICE):
-            pieces += read_pieces(plain["pieces"][start : start + SLICE])
-            await asyncio.sleep(0)
+        items: list[Piece] = []
+        if found is not None and (read := plain["read"]) is not None:
+            items = await _in_slices(read_pieces, read["pieces"])
+            marks = await _in_slices(read_marks, read["marks"])
+            known.add(KnownBody(path, whole, read["start"], read["close"], marks, items), found)
+        pieces = await _in_slices(lambda part: read_pieces(part, items), plain["pieces"])
         return from_plain(plain, pieces)
 
     def _parse(
@@ -258,6 +261,17 @@ class Texts:
             raise OverLimit(
                 RefusalKind.TOO_LARGE, f"the text of this request cannot be tokenised: {failed}"
             ) from failed
+
+
+async def _in_slices(
+    make: Callable[[Sequence[Any]], list[Result]], plain: Sequence[Any]
+) -> list[Result]:
+    """Return what ``make`` returns of all, with a pause of the loop between slices."""
+    made: list[Result] = []
+    for start in range(0, len(plain), SLICE):
+        made += make(plain[start : start + SLICE])
+        await asyncio.sleep(0)
+    return made
 
 
 def _has_few_values(body: bytes) -> bool:

@@ -19,14 +19,18 @@ _REQUEST = tuple(
 )
 
 
-def to_plain(parsed: ParsedRequest) -> dict[str, Any]:
-    """Return a parsed request as plain values."""
+def to_plain(parsed: ParsedRequest, read: Sequence[Piece] = ()) -> dict[str, Any]:
+    """Return a parsed request as plain values; those of its pieces that are in ``read``, which is
+    sent beside it, as their places there.
+    """
     request, builder = parsed.request, parsed.builder
+    places = {id(piece): place for place, piece in enumerate(read)}
     plain: dict[str, Any] = {
         "request": {name: getattr(request, name) for name in _REQUEST},
         "attribution": asdict(request.attribution),
         "pieces": [
-            (*(getattr(piece, name) for name in _PIECE), piece.digest()) for piece in request.pieces
+            places[id(piece)] if id(piece) in places else piece_to_plain(piece)
+            for piece in request.pieces
         ],
         "stream": parsed.stream,
         "builder": builder.NAME,
@@ -39,9 +43,14 @@ def to_plain(parsed: ParsedRequest) -> dict[str, Any]:
     return plain
 
 
-def read_pieces(plain: Iterable[Sequence[Any]]) -> list[Piece]:
-    """Return pieces that ``to_plain`` was given, their digests with them."""
-    return [Piece(*values) for values in plain]
+def piece_to_plain(piece: Piece) -> tuple[Any, ...]:
+    """Return a piece and its digest as plain values."""
+    return (*(getattr(piece, name) for name in _PIECE), piece.digest())
+
+
+def read_pieces(plain: Iterable[Any], read: Sequence[Piece] = ()) -> list[Piece]:
+    """Return pieces that ``to_plain`` was given, their digests with them; ``read`` as there."""
+    return [read[each] if isinstance(each, int) else Piece(*each) for each in plain]
 
 
 def from_plain(plain: dict[str, Any], pieces: Iterable[Piece]) -> ParsedRequest:

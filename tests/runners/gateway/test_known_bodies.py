@@ -53,6 +53,8 @@ def read_next(known: KnownBodies, path: str, body: bytes, counted: Counter[str])
     except Refused as error:
         return refusal(error)
     if read is not None:
+        # Now and then as of a body that another process has read: its envelope is not known.
+        read = replace(read, envelope=None) if counted["turns"] % 5 == 0 else read
         known.add(read, found)
     counted["read in part"] += read is not None and found.items > 0
     counted["with another envelope"] += read is not None and not (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -19,10 +20,12 @@ from conf.sections.gateway import GatewayLimitsConfig
 from runners.gateway.conversation import Piece, TurnRequest, group_messages
 from runners.gateway.dialects.endpoints import DIALECTS
 from runners.gateway.dialects.transfer import from_plain, read_pieces, to_plain
+from runners.gateway.json_text import find_items, find_list
+from runners.gateway.known_bodies import KnownBodies
 from runners.gateway.refusal import OverLimit, RefusalKind, Refused
 from runners.gateway.text_pool import TextFailed, TextPool
 from runners.gateway.text_work import TextWork, parse_request
-from runners.gateway.texts import SHORT_PATH, SHORT_TAIL, SHORT_TEXT, SLICE, Texts
+from runners.gateway.texts import FEW_VALUES, SHORT_PATH, SHORT_TAIL, SHORT_TEXT, SLICE, Texts
 from runners.gateway.tokenizer import load_renderer, load_tokenizer
 from runners.testing.completions import END, spoken
 from runners.testing.scripted_engine import ScriptedEngine
@@ -260,6 +263,34 @@ async def test_a_request_of_many_pieces_is_whole(tokenizer_dir: Path, work: Text
         parsed = await long.parse("s", "/v1/messages", [body], {}, 10**6)
         assert pool.pids
     assert [piece.text for piece in parsed.request.pieces] == texts
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("path", "body"), bodies(), ids=[path for path, _ in bodies()])
+async def test_what_a_process_has_parsed_is_known_when_the_conversation_goes_on(
+    path: str, body: bytes, tokenizer_dir: Path, work: TextWork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits, jobs, text = make_limits(), list[str](), body.decode("latin-1")
+    start = find_list(text, DIALECTS[path].conversation)
+    end = find_items(text, start, after_item=False)[1]
+
+    def with_items(*added: dict[str, Any]) -> bytes:
+        return body[:end] + b"".join(b"," + orjson.dumps(item) for item in added) + body[end:]
+
+    file = user(json.dumps([{"file": number} for number in range(FEW_VALUES)]))
+    async with running_pool(tokenizer_dir, limits) as pool:
+        run = pool.run
+
+        async def counted(session_id: str, job: dict[str, Any], *body: Any) -> Any:
+            jobs.append(job["kind"])
+            return await run(session_id, job, *body)
+
+        monkeypatch.setattr(pool, "run", counted)
+        texts, known = Texts(work, limits, pool), KnownBodies()
+        for each in (body, with_items(file), *[with_items(file, user("go on"))] * 3):
+            parsed = await texts.parse("s", path, [each], {}, 10**6, known)
+            assert repr(parsed) == repr(DIALECTS[path].parse_request(each, {}))
+    assert jobs == ["parse"]
 
 
 @pytest.mark.integration
