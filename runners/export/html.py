@@ -1,18 +1,23 @@
 """Writes ``trajectories.html``: one page with every rollout, which needs no network and no server.
 
-Each rollout is written as blocks of JSON that a browser does not run: the texts of its tokens that
-no earlier rollout had, a row for the list, and the rollout itself, which is parsed when somebody
-opens it. None of it is ever read as markup: ``<`` is escaped here, and the page's script
-(``page/``) sets text only.
+First come the rows of the list and the page's script, so that the list is there while the rest is
+still being read; then, as blocks that a browser does not run, each rollout, compressed (zlib), and
+before it the texts of its tokens that no earlier one had. A rollout is unpacked when somebody opens
+it. None of it is ever read as markup: ``<`` is escaped here, and the script (``page/``) sets text
+only.
 """
 
 from __future__ import annotations
 
 import html as markup
+import shutil
+import zlib
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -22,6 +27,9 @@ from runners.store.json_text import dumps
 from runners.trajectory.record import Turn
 
 NAME = "trajectories.html"
+LEVEL = 6
+"""Of compression."""
+CHUNK = 1 << 16
 _PAGE = Path(__file__).with_name("page")
 
 
@@ -32,19 +40,24 @@ def write_html(folder: Path, run: ExportedRun) -> Iterator[AddRollout]:
     page = page.replace("{{title}}", markup.escape(f"{run.name} · trajectories"))
     page = page.replace("{{run}}", markup.escape(run.name))
     page = page.replace("{{style}}", (_PAGE / "page.css").read_text("utf-8"))
-    head, _, tail = page.partition("{{rollouts}}")
-    tail = tail.replace("{{script}}", (_PAGE / "page.js").read_text("utf-8"))
+    head, _, rest = page.partition("{{rows}}")
+    middle, _, tail = rest.partition("{{rollouts}}")
+    middle = middle.replace("{{script}}", (_PAGE / "page.js").read_text("utf-8"))
     texts = None if run.decode is None else _TokenTexts(run.decode)
     with (folder / NAME).open("w", encoding="utf-8") as file:
         file.write(head)
+        with TemporaryFile("w+", encoding="utf-8", dir=folder) as blocks:
 
-        def add(rollout: ExportedRollout) -> None:
-            if texts is not None:
-                file.write(_block("words", texts.decode_new(rollout)))
-            file.write(_block("row", _row(rollout)))
-            file.write(_block("rollout", _turn_graph(rollout)))
+            def add(rollout: ExportedRollout) -> None:
+                if texts is not None:
+                    blocks.write(_block("words", texts.decode_new(rollout)))
+                file.write(_block("row", _row(rollout)))
+                blocks.write(_packed(rollout.trajectory["rollout_id"], _turn_graph(rollout)))
 
-        yield add
+            yield add
+            file.write(middle)
+            blocks.seek(0)
+            shutil.copyfileobj(blocks, file, CHUNK)
         file.write(tail)
 
 
@@ -67,6 +80,13 @@ def _block(kind: str, value: Mapping[Any, Any]) -> str:
     """Return a block of JSON without any ``<``, so that no ``</script>`` in it ends the block."""
     text = dumps(value).replace("<", "\\u003c")
     return f'<script type="application/json" class="{kind}">{text}</script>\n'
+
+
+def _packed(rollout_id: str, value: Mapping[Any, Any]) -> str:
+    """Return a rollout as a block of base64, of zlib's form of its JSON."""
+    data = b64encode(zlib.compress(dumps(value).encode(), LEVEL)).decode()
+    name = markup.escape(f"rollout:{rollout_id}")
+    return f'<script type="text/plain" class="rollout" id="{name}">{data}</script>\n'
 
 
 def _row(rollout: ExportedRollout) -> dict[str, Any]:

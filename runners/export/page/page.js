@@ -5,6 +5,7 @@ const KINDS = ["main", "subagent", "compaction", "side"];
 const STAGES = ["queue", "session", "boot", "harness", "patch", "finish", "grade"];
 const STAGE_COLOURS = ["--wipe", "--dim", "--side", "--main", "--subagent", "--accent", "--compaction"];
 const TOKENS_AT_ONCE = 4000;
+const ROWS_AT_ONCE = 200; // lines of the list that are made at once; more come when it is scrolled
 
 const at = (id) => document.getElementById(id);
 const number = (value) => value.toLocaleString("en");
@@ -23,11 +24,9 @@ function make(name, attributes = {}, ...children) {
   return node;
 }
 
-const blocks = [...document.querySelectorAll("script.rollout")];
 const rows = [...document.querySelectorAll("script.row")].map((block, index) => ({ index, ...JSON.parse(block.textContent) }));
-const texts = [...document.querySelectorAll("script.words")].map((block) => JSON.parse(block.textContent));
-const words = texts.length ? Object.assign({}, ...texts) : null; // null: no tokenizer was at hand
 let shown = [];
+let asked = null; // index of the rollout that was asked for last
 let open = null; // the rollout that is shown
 let chain = 0; // index of its chain that is shown
 let tab = "Conversation";
@@ -63,7 +62,8 @@ function filter() {
   shown = rows.filter((row) => words.every((word) => `${row.task} ${row.rollout_id}`.toLowerCase().includes(word))
     && (!solved || String(row.solved) === solved) && (!code || row.code === code) && (!step || String(row.step) === step)
     && (!split || row.split === split) && (!kind || row.kinds[kind]));
-  at("list").replaceChildren(...shown.map(item));
+  at("list").replaceChildren();
+  lengthen(ROWS_AT_ONCE);
   const graded = shown.filter((row) => row.score !== null);
   const mean = graded.length ? graded.reduce((sum, row) => sum + row.score, 0) / graded.length : null;
   const rate = graded.length ? graded.filter((row) => row.solved).length / graded.length : null;
@@ -75,7 +75,15 @@ function filter() {
   mark();
 }
 
+// Make the lines of the list up to a number.
+function lengthen(to) {
+  const list = at("list");
+  list.append(...shown.slice(list.children.length, to).map(item));
+}
+
 function mark() {
+  const place = open === null ? -1 : shown.findIndex((row) => row.index === open.index);
+  lengthen(place + ROWS_AT_ONCE);
   for (const line of at("list").children) {
     const is = open !== null && Number(line.dataset.index) === open.index;
     line.classList.toggle("open", is);
@@ -84,15 +92,31 @@ function mark() {
 }
 
 function move(by) {
-  const now = shown.findIndex((row) => open && row.index === open.index);
+  const now = shown.findIndex((row) => row.index === asked);
   const next = shown[Math.max(0, Math.min(shown.length - 1, now + by))];
-  if (next) show(next.index);
+  return next ? show(next.index) : null;
 }
 
 // One rollout.
 
-function show(index) {
-  open = { index, ...JSON.parse(blocks[index].textContent) };
+// The rollouts stand behind this script, so the browser may not have read this one yet.
+async function read(index) {
+  const id = `rollout:${rows[index].rollout_id}`;
+  while (at(id) === null && document.readyState === "loading") await new Promise((done) => setTimeout(done, 20));
+  return JSON.parse(await unpack(at(id).textContent));
+}
+
+function unpack(base64) {
+  const bytes = Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).text();
+}
+
+async function show(index) {
+  asked = index;
+  if (open === null) at("main").replaceChildren(make("p", { class: "empty" }, "Reading…"));
+  const found = await read(index);
+  if (asked !== index) return; // another one was asked for meanwhile
+  open = { index, ...found };
   const final = open.chains.find((one) => one.kind === "final") ?? open.chains[0];
   chain = final ? final.index : 0;
   history.replaceState(null, "", `#${encodeURIComponent(open.rollout_id)}`);
@@ -261,12 +285,22 @@ function conversation() {
   return turns.map((turn) => wrap(turn, ...turn.sent.map(message), message(turn.reply)));
 }
 
+// Texts of the tokens of the rollouts that have been read, null without a tokenizer.
+const known = { words: {}, blocks: 0 };
+
+function knownWords() {
+  const blocks = document.getElementsByClassName("words");
+  while (known.blocks < blocks.length) Object.assign(known.words, JSON.parse(blocks[known.blocks++].textContent));
+  return known.blocks ? known.words : null;
+}
+
 function tokens() {
   const turns = path();
   if (!turns.length) return [make("p", { class: "empty" }, "No model call was made.")];
   if (turns.some((turn) => turn.has_ids === false)) {
     return [make("p", { class: "empty" }, "The engine took and gave texts: token ids and logprobs are not known.")];
   }
+  const words = knownWords();
   const word = (id) => words?.[id] ?? `${id} `;
   const visible = (text) => (text === "" ? "∅" : text.replace(/\n/g, "⏎\n").replace(/\t/g, "⇥\t"));
   const legend = make("div", { class: "legend card" }, make("span", { class: "dim" }, "grey: context, mask 0"),
@@ -335,6 +369,10 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "j") move(1);
   else if (event.key === "k") move(-1);
   else if (event.key === "/") { event.preventDefault(); at("search").focus(); }
+});
+at("list").addEventListener("scroll", () => {
+  const list = at("list");
+  if (list.scrollTop + 3 * list.clientHeight > list.scrollHeight) lengthen(list.children.length + ROWS_AT_ONCE);
 });
 filter();
 const wanted = decodeURIComponent(location.hash.slice(1));

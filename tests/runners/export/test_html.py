@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 import subprocess
+import zlib
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -41,7 +43,9 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         if self._kind is not None:
-            self.blocks[self._kind].append(json.loads(data))
+            packed = self._kind == "rollout"
+            text = zlib.decompress(base64.b64decode(data)).decode() if packed else data
+            self.blocks[self._kind].append(json.loads(text))
             self._kind = None
 
 
@@ -104,12 +108,15 @@ def test_a_browser_shows_the_final_branch_and_runs_no_tool_output(tmp_path: Path
     with branched_run(tmp_path / "run") as store:
         dump(store, tmp_path, formats=("html",), decode=lambda ids: f"w{ids[0]} ")
     path = tmp_path / NAME
-    look = "move(1); chain = 2; tab = 'Tokens'; draw(); tab = 'Conversation'; draw();"
-    path.write_text(path.read_text() + f"<script>{look}</script>")
+    look = """<script>(async () => {
+      await new Promise((done) => setTimeout(done, 500));  // until the page itself has opened one
+      await move(1); chain = 2; tab = "Tokens"; draw(); tab = "Conversation"; draw();
+    })()</script>"""
+    path.write_text(path.read_text() + look)
     done = subprocess.run(
         [
             *("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"),
-            "--enable-logging=stderr",
+            *("--enable-logging=stderr", "--virtual-time-budget=10000"),
             *(f"--user-data-dir={tmp_path / 'profile'}", path.as_uri()),
         ],
         capture_output=True,
