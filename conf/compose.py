@@ -25,6 +25,7 @@ from conf.annotated_yaml import annotate
 from conf.error_messages import explain_errors, missing_value
 from conf.errors import ConfigError
 from conf.fault_plan import load_fault_plan
+from conf.idle import find_idle
 from conf.inert import find_inert
 from conf.keys import (
     CONF_DIR,
@@ -95,10 +96,13 @@ def compose_with_origins(
     _set_layers(composed, layers, set_by_user)
     tree, unresolved = _resolve(composed, {key for key, _ in flatten(defaults)})
     faults += filter(None, unresolved.values())
-    faults += find_inert(tree, dict(flatten(defaults)) | {key: value for key, value, _ in layers})
+    by_default = dict(flatten(defaults)) | {key: value for key, value, _ in layers}
+    faults += find_inert(tree, by_default)
     tree["faults"] = load_fault_plan(tree["faults"], faults)
     following = {key for key, value in flatten(defaults) if "${" in str(value)} - set_by_user
     config, invalid = _validate(tree, defaults, following, ignore=set(unresolved))
+    changed = set(overridden_keys(given))
+    invalid += find_idle(tree, by_default, set_by_user, changed, known=faults + invalid)
     if config is None or faults or invalid:
         raise ConfigError(list(dict.fromkeys(faults + invalid)))
     origins = find_yaml_origins(choices) | {key: origin for key, _, origin in layers}

@@ -31,17 +31,24 @@ _EXPECTED = {
     "model_attributes_type": "must be a section of keys",
 }
 
+_TYPES = ("bool", "int", "float", "str")
+"""pydantic's names of the types of a union that have no ``[…]`` in them."""
+
 
 def explain_errors(
     error: ValidationError, tree: Mapping[str, Any]
 ) -> tuple[dict[str, str], list[str]]:
     """Return the faults of single keys, by key, and the broken rules between keys."""
     by_key: dict[str, str] = {}
+    named: set[str] = set()
+    """Keys whose fault is that the value is not a certain name; other types may be possible."""
     between: list[str] = []
     for detail in error.errors(include_url=False):
         if detail["loc"]:
             key = _dotted_key(detail["loc"], tree)
-            by_key.setdefault(key, _explain(key, detail, tree))
+            if key not in by_key or key in named:
+                by_key[key] = _explain(key, detail, tree)
+                named = named | {key} if detail["type"] == "literal_error" else named - {key}
         else:
             between += str(detail["ctx"]["error"]).splitlines()
     return by_key, between
@@ -53,27 +60,24 @@ def missing_value(key: str) -> str:
 
 
 def _dotted_key(loc: Iterable[int | str], tree: Mapping[str, Any]) -> str:
-    """Return the dotted key of a pydantic location, without the union tags that pydantic adds
-    (``engine.embedded.port`` → ``engine.port``).
+    """Return the dotted key of a pydantic location, without what pydantic adds: the tags of unions
+    (``engine.embedded.port`` → ``engine.port``) and, behind a value, the types that it could have.
     """
     key = ""
     node: Any = tree
     for part in loc:
         if isinstance(part, int):
             key += f"[{part}]"
-        elif (
-            isinstance(node, Mapping) and part not in node and node.get("kind") == part
-        ) or part in (BY_NAME, BY_TARGET):
+            node = node[part] if isinstance(node, list) and part < len(node) else None
             continue
-        else:
-            key = f"{key}.{part}" if key else part
-        if isinstance(node, Mapping):
-            node = node.get(str(part))
+        beside: Mapping[str, Any] = node if isinstance(node, Mapping) else {}
+        if part in (BY_NAME, BY_TARGET) or (part not in beside and beside.get("kind") == part):
+            continue
+        if not beside and (part in _TYPES or "[" in part):
+            break
+        key = f"{key}.{part}" if key else part
+        node = beside.get(part)
     return key
-
-
-def _is_tag(part: str, node: object) -> bool:
-    return isinstance(node, Mapping) and part not in node and node.get("kind") == part
 
 
 def _explain(key: str, detail: Mapping[str, Any], tree: Mapping[str, Any]) -> str:
@@ -82,9 +86,9 @@ def _explain(key: str, detail: Mapping[str, Any], tree: Mapping[str, Any]) -> st
         return unknown_key(key, _without(tree, key))
     if kind in ("missing", "union_tag_not_found"):
         return missing_value(key)
-    given = f"{key}={_format_value(detail['input'])}"
+    given = f"{key}={format_value(detail['input'])}"
     if kind in ("string_type", "path_type"):
-        quoted = f"'{key}=\"{_format_value(detail['input'])}\"'"
+        quoted = f"'{key}=\"{format_value(detail['input'])}\"'"
         return f"{given} must be text: quote it, {quoted} in the shell"
     if kind == "literal_error":
         expected = str(context["expected"]).replace("'", "")
@@ -98,7 +102,8 @@ def _explain(key: str, detail: Mapping[str, Any], tree: Mapping[str, Any]) -> st
     return f"{given}: {detail['msg'][:1].lower()}{detail['msg'][1:]}"
 
 
-def _format_value(value: Any) -> str:
+def format_value(value: Any) -> str:
+    """Return a value as the user writes it, without secrets in URLs."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return hide_secrets(str(value))

@@ -40,12 +40,12 @@ def find_inert(tree: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator
             if (
                 key.startswith(beginning)
                 and not (key.endswith(".kind") and key.count(".") == 1)  # a choice has rules
-                and value != _resolve(tree, key, value, defaults.get(key, MISSING))
+                and value != resolve_default(tree, key, value, defaults.get(key, MISSING))
             ):
                 yield (f"{key}={value} does nothing with trainer={trainer}: {reason}; leave it out")
 
 
-def _resolve(tree: Mapping[str, Any], key: str, value: Any, default: Any) -> Any:
+def resolve_default(tree: Mapping[str, Any], key: str, value: Any, default: Any) -> Any:
     """Return a key's default, which may follow other keys; ``value`` if it has none."""
     if default == MISSING:
         return value

@@ -165,9 +165,11 @@ def unknown_key(key: str, tree: Mapping[str, Any]) -> str:
     ]
     if owners:
         chosen = lookup(tree, f"{group}.kind")[1]
+        add = f"add {group}={owners[0]}" if len(owners) == 1 else "choose one of them"
+        by_default = chosen == default_choices().get(group)  # then the key says what is meant
         return (
             f"{key} belongs to {group}={' or '.join(owners)}, but {group}={chosen} is chosen: "
-            + (f"add {group}={owners[0]}" if len(owners) == 1 else "choose one of them")
+            + (add if by_default else f"leave it out, or {add}")
         )
     section = key.rpartition(".")[0]
     known, siblings = lookup(tree, section)

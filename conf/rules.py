@@ -105,6 +105,11 @@ def sampling_rules(
         "rollout.replace_flat=false, or choose trainer.advantage=reinforce_pp_baseline",
     )
     yield (
+        rollout.replace_flat and rollout.spare_groups == 0 and not slime,
+        f"{replacing} and rollout.spare_groups=0: no group could replace a flat one; raise "
+        "rollout.spare_groups, or set rollout.replace_flat=false",
+    )
+    yield (
         rollout.oversample_groups > rollout.spare_groups,
         f"rollout.oversample_groups={rollout.oversample_groups} is more than rollout.spare_groups="
         f"{rollout.spare_groups}, of which they are the first: raise rollout.spare_groups",

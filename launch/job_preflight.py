@@ -11,6 +11,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from conf.cautions import find_cautions
 from conf.sections.cluster import KubernetesLaunchConfig, SshLaunchConfig
 from conf.task_sets import list_sets
 from launch.plan import JobPlan
@@ -29,7 +30,8 @@ PROGRAMS = {
 def find_job_problems(plan: JobPlan) -> list[Problem]:
     """Return every problem of starting the job from this machine."""
     checks = (_check_programs, _check_shared_dir, _check_secrets, _check_hosts)
-    return [Problem(True, message) for check in checks for message in check(plan)]
+    fatal = [Problem(True, message) for check in checks for message in check(plan)]
+    return fatal + [Problem(False, caution) for caution in find_cautions(plan.job.config)]
 
 
 def _check_programs(plan: JobPlan) -> Iterator[str]:

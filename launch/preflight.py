@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from conf.cautions import find_cautions
 from conf.errors import AgentrlError, ExitCode
 from conf.programs import PROGRAM_NAMES, command_directory, program_override, program_path
 from conf.schema import Config
@@ -71,6 +72,7 @@ def find_problems(
         *_check_paths(config, run_dir, trains),
         *_check_architecture(config),
         *_check_ports(config, port_grace_s),
+        *(Problem(False, caution) for caution in find_cautions(config) if trains),
     ]
 
 

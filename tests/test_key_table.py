@@ -5,19 +5,22 @@ proves each line of it.
 from __future__ import annotations
 
 import ast
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from conf.compose import compose
 from conf.errors import ConfigError
+from conf.idle import IDLE, find_idle
 from conf.inert import find_inert
-from conf.keys import choice_content, flatten, groups, root_content
+from conf.keys import choice_content, flatten, groups, root_content, to_dict
 from launch import flags
 from launch.job_files import render_settings
 from launch.plan import JobPlan, plan_job
@@ -32,6 +35,7 @@ BEGINNINGS = {
 }
 """Modules from which everything that reads a configuration is imported, by trainer."""
 TRAINERS = tuple(BEGINNINGS)
+IDLE_LINE = "idle "
 HELP = """
 Add a line to tests/key_table.txt, `KEY | with trainer=local | with trainer=slime`, each one of
     read PATH…            a file (or folder) that reads it, imported by the trainer's run
@@ -44,7 +48,8 @@ Add a line to tests/key_table.txt, `KEY | with trainer=local | with trainer=slim
     absent                a key of the other trainer's choice
     none REASON           it is no matter of a trainer
 A KEY that ends in a dot stands for all keys of a section. A key that a trainer would accept and
-ignore is a defect: let it act, or refuse it."""
+ignore is a defect: let it act, or refuse it. One that does nothing beside another key's value is in
+conf/idle.py, with an example `idle KEY | OTHER=VALUE … VALUE` at the end of the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,7 @@ def rows() -> tuple[Row, ...]:
     lines = [line for line in TABLE.read_text("utf-8").splitlines() if line.strip()]
     found = []
     for line in lines:
-        if not line.startswith("#"):
+        if not line.startswith(("#", IDLE_LINE)):
             key, *columns = (part.strip() for part in line.split("|"))
             assert len(columns) == len(TRAINERS), f"three columns: {line}"
             says = zip(TRAINERS, (column.split() for column in columns), strict=True)
@@ -247,6 +252,102 @@ def test_a_key_does_what_its_line_says(row: Row, trainer: str) -> None:
     own: list[str] = [key for key in schema_keys() if row_of(key) is row]
     for key in own:
         check(key, trainer, row.says[trainer])
+
+
+def read_yaml(text: str) -> Any:
+    return to_dict(OmegaConf.create({"value": OmegaConf.create(f"- {text}")}))["value"][0]
+
+
+@dataclass(frozen=True, slots=True)
+class IdleExample:
+    """A key beside values with which it does nothing."""
+
+    key: str
+    others: dict[str, Any]
+    value: Any
+
+    @classmethod
+    def parse(cls, line: str) -> IdleExample:
+        key, words = (part.strip() for part in line.removeprefix(IDLE_LINE).split("|"))
+        *others, value = words.split()
+        pairs = (other.split("=", 1) for other in others)
+        return cls(key, {name: read_yaml(text) for name, text in pairs}, read_yaml(value))
+
+
+@cache
+def idle_examples() -> tuple[IdleExample, ...]:
+    lines = TABLE.read_text("utf-8").splitlines()
+    return tuple(IdleExample.parse(line) for line in lines if line.startswith(IDLE_LINE))
+
+
+@cache
+def resolved(trainer: str) -> str:
+    return compose(base(trainer)).model_dump_json()
+
+
+def faults_of_idle(trainer: str, values: dict[str, Any]) -> list[str]:
+    """Return the faults of ``values``, all given, in the trainer's configuration by default."""
+    tree = json.loads(resolved(trainer))
+    defaults = dict(flatten(tree))
+    for key, value in values.items():
+        *sections, name = key.split(".")
+        section = reduce(lambda node, part: node[part], sections, tree)
+        assert name in section, key
+        section[name] = value
+    return list(find_idle(tree, defaults, values, values))
+
+
+def trainers_with(keys: Iterable[str]) -> list[str]:
+    own = [name for name in keys if name.startswith("trainer.")]
+    return [each for each in TRAINERS if all(each in schema_keys()[name] for name in own)]
+
+
+@pytest.mark.parametrize("example", idle_examples(), ids=lambda example: example.key)
+def test_a_key_that_another_leaves_idle_is_refused_by_name(example: IdleExample) -> None:
+    trainers = trainers_with([example.key, *example.others])
+    assert trainers
+    for trainer in trainers:
+        assert not faults_of_idle(trainer, example.others)
+        (fault,) = faults_of_idle(trainer, {**example.others, example.key: example.value})
+        assert fault.startswith(f"{example.key}=")
+        assert "leave it out, or" in fault
+        assert all(key in fault for key in example.others)
+
+
+def test_every_idle_key_has_an_example() -> None:
+    """A pair of a key and one that decides about it is in the code and in the table, or in none."""
+    written = {(each.key, other) for each in idle_examples() for other in each.others}
+    known = {(key, other) for idle in IDLE for key in idle.keys for other in idle.others}
+    assert written == known, HELP
+
+
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("trainer.clip_low", {"trainer.loss": "gspo", "trainer.clip_low": 0.1}),
+        ("trainer.clip_high", {"trainer.loss": "cispo", "trainer.clip_high": 0.1}),
+        ("trainer.normalize_std", {"trainer.normalize_std": False}),
+        (
+            "trainer.correction.cap",
+            {"trainer.correction.truncate": "token", "trainer.correction.cap": 9},
+        ),
+        ("trainer.kl.place", {"trainer.kl.weight": 0.1, "trainer.kl.place": "reward"}),
+        ("trainer.decay_steps", {"trainer.decay": "cosine", "trainer.decay_steps": 9}),
+        *(
+            ("trainer.aggregation_tokens", {**each, "trainer.aggregation_tokens": 9})
+            for each in (
+                {"trainer.aggregation": "constant"},
+                {"trainer.advantage": "dr_grpo"},
+                {"trainer.credit": "turn"},
+            )
+        ),
+        ("reward.token_budget", {"reward.overlong_penalty": 0.1, "reward.token_budget": 9}),
+        ("reward.token_budget", {"reward.length_penalty": 0.1, "reward.token_budget": 9}),
+    ],
+)  # fmt: skip
+def test_a_key_that_acts_is_not_refused(key: str, values: dict[str, Any]) -> None:
+    for trainer in trainers_with(values):
+        assert not faults_of_idle(trainer, values), key
 
 
 def test_the_table_itself_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 """TCP port to listen on; 0: any free port."""
@@ -32,6 +40,21 @@ def _check_base_url(url: str) -> str:
 
 BaseUrl = Annotated[str, AfterValidator(_check_base_url)]
 """HTTP base URL, without a slash at its end."""
+
+
+def expecting(text: str) -> WrapValidator:
+    """Return a validator that says of every wrong value what is expected as a whole.
+
+    pydantic itself has an error for each type of a union, and for each item of a tuple.
+    """
+
+    def validate(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        try:  # what is wrapped does not see JSON, in which a list is a tuple
+            return handler(tuple(value) if isinstance(value, list) else value)
+        except ValidationError as error:
+            raise ValueError(f"must be {text}") from error
+
+    return WrapValidator(validate)
 
 
 class Section(BaseModel):

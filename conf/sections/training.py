@@ -8,7 +8,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, Tag
 
 from conf.sections.plugin import BY_NAME, SELECT, ByTarget, by_name
-from conf.sections.section import BaseUrl, Section
+from conf.sections.section import BaseUrl, Section, expecting
 
 ShareName = Literal["copy", "uniform", "token_share", "final_only", "root_only"]
 RewardShare = Annotated[
@@ -111,6 +111,12 @@ RoutingReplayConfig = Annotated[
 ]
 
 
+_Bounds = Annotated[
+    tuple[PositiveFloat, PositiveFloat] | None,
+    expecting("two numbers above 0 such as [0.5,2.0], or null"),
+]
+
+
 class CorrectionConfig(Section):
     """Correction of the loss where training does not reproduce the rollout's logprobs."""
 
@@ -123,9 +129,9 @@ class CorrectionConfig(Section):
     """Largest weight of ``truncate``."""
     floor: Annotated[float, Field(ge=0)]
     """Smallest weight of ``truncate``."""
-    mask_outside: tuple[PositiveFloat, PositiveFloat] | None
+    mask_outside: _Bounds
     """Leave out tokens whose own ratio lies outside [low, high]; null: none."""
-    reject_outside: tuple[PositiveFloat, PositiveFloat] | None
+    reject_outside: _Bounds
     """Leave out a sequence whose geometric mean of the tokens' ratios lies outside [low, high];
     null: none.
     """
@@ -193,6 +199,9 @@ class LoraConfig(Section):
 
 
 _Beta = Annotated[float, Field(ge=0, lt=1)]
+_Betas = Annotated[
+    tuple[_Beta, _Beta], expecting("two numbers of at least 0 and less than 1, such as [0.9,0.95]")
+]
 
 
 class PolicyGradientConfig(Section):
@@ -200,7 +209,7 @@ class PolicyGradientConfig(Section):
 
     kind: str
     learning_rate: PositiveFloat
-    betas: tuple[_Beta, _Beta]
+    betas: _Betas
     """Adam's decay rates of the first and second moment."""
     weight_decay: Annotated[float, Field(ge=0)]
     """Decoupled from the gradient (AdamW, arXiv 1711.05101); norms and biases do not decay."""
@@ -288,7 +297,7 @@ class LocalTrainerConfig(PolicyGradientConfig):
     and several times the speed on a GPU; weights, gradients and moments that the optimizer changes
     stay float32, and so do checkpoints.
     """
-    recompute: Literal["auto"] | bool
+    recompute: Annotated[Literal["auto"] | bool, expecting("auto, true or false")]
     """Compute the activations of layers and logits again in the backward pass instead of keeping
     them: the same gradients with less memory and a third more computation. ``auto``: on a GPU.
     """

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from conf.compose import compose
+from conf.cautions import find_cautions
+from conf.compose import compose, to_json
 from conf.errors import ConfigError
 from conf.sections.task import find_part_weights
 
@@ -66,7 +69,10 @@ def test_slime_has_the_advantages_whose_mean_it_has() -> None:
             ["trainer.correction.truncate=token", "trainer.correction.floor=3"],
             "trainer.correction.floor=3 is not below trainer.correction.cap=2",
         ),
-        (["trainer.min_learning_rate=1.0"], "trainer.min_learning_rate=1 is above"),
+        (
+            ["trainer.decay=linear", "trainer.min_learning_rate=1.0"],
+            "trainer.min_learning_rate=1 is above",
+        ),
         (
             ["trainer.decay=linear", "trainer.warmup_steps=10", "trainer.decay_steps=10"],
             "trainer.warmup_steps=10 leaves nothing of trainer.decay_steps=10",
@@ -143,3 +149,91 @@ def test_credit_by_turn_is_by_a_linear_baseline_and_for_the_local_trainer() -> N
     assert compose([*lines, "fanout=collapse"])
     (fault,) = faults(*SLIME, *lines)
     assert fault.startswith("trainer.credit")
+
+
+@pytest.mark.parametrize(
+    ("lines", "fault"),
+    [
+        (
+            ["trainer.loss=cispo", "trainer.clip_low=0.1"],
+            "trainer.clip_low=0.1 does nothing with trainer.loss=cispo: leave it out, or choose "
+            "trainer.loss=ppo or gspo",
+        ),
+        (
+            ["trainer.loss=my.module:Loss", "trainer.clip_high=0.1"],
+            "trainer.clip_high=0.1 does nothing with trainer.loss=my.module:Loss: leave it out, or "
+            "choose trainer.loss=ppo, gspo or cispo",
+        ),
+        (
+            ["trainer.kl={weight: 0, estimator: k2}"],
+            "trainer.kl.estimator=k2 does nothing with trainer.kl.weight=0: leave it out, or set "
+            "trainer.kl.weight above 0",
+        ),
+        (
+            ["rollout.replace_flat=true", "rollout.spare_groups=0"],
+            "rollout.replace_flat=true and rollout.spare_groups=0: no group could replace a flat "
+            "one; raise rollout.spare_groups, or set rollout.replace_flat=false",
+        ),
+    ],
+)
+def test_a_key_that_another_leaves_idle_is_refused(lines: list[str], fault: str) -> None:
+    assert faults(*lines) == [fault]
+
+
+def test_a_key_with_its_default_is_no_fault_where_it_is_idle() -> None:
+    """So that a sweep, or a script, may name it."""
+    assert compose(["trainer.loss=cispo", "trainer.clip_low=0.2"]).trainer.loss == "cispo"
+    tokens = compose(["model.max_context_tokens=900", "trainer.aggregation_tokens=900"]).trainer
+    assert getattr(tokens, "aggregation_tokens", None) == 900
+
+
+def test_a_wrong_choice_hides_what_it_would_leave_idle() -> None:
+    (fault,) = faults("trainer.decay=linaer", "trainer.decay_steps=9")
+    assert fault.startswith("trainer.decay=linaer must be")
+
+
+def test_of_a_stored_configuration_only_what_is_changed_is_judged() -> None:
+    """A run that is resumed with more steps keeps the course that is written in its file."""
+    stored = json.loads(to_json(compose(["run.steps=7"])))
+    assert getattr(compose(["run.steps=9"], base=stored).trainer, "decay_steps", None) == 7
+    stored = json.loads(to_json(compose(["trainer.clip_low=0.1"])))
+    with pytest.raises(ConfigError, match=r"clip_low=0\.1 does nothing with trainer\.loss=ci"):
+        compose(["trainer.loss=cispo"], base=stored)
+
+
+@pytest.mark.parametrize(
+    ("lines", "caution"),
+    [
+        (["trainer.credit=turn", "trainer.advantage=rloo"], None),
+        (
+            ["trainer.credit=turn", "trainer.advantage=rloo", "trainer.aggregation=rollout"],
+            "biases the gradient",
+        ),
+        (
+            [
+                *("trainer.credit=turn", "trainer.advantage=rloo"),
+                *("reward.turn_penalty=0", "reward.malformed_penalty=0"),
+            ],
+            "every turn has its rollout's advantage",
+        ),
+        (["trainer.loss=reinforce"], None),
+        (["trainer.loss=reinforce", "trainer.minibatches=2"], "each step makes 2 updates"),
+        (["trainer.loss=reinforce", "trainer.epochs=3"], "each step makes 3 updates"),
+        ([*SLIME, "trainer.loss=reinforce", "trainer.minibatches=2"], "makes 2 updates"),
+        (
+            [
+                *("trainer.loss=reinforce", "trainer.epochs=3"),
+                *("trainer.advantage=rejection", "trainer.accept_reward=0.3"),
+            ],
+            None,
+        ),
+        (["trainer.loss=cispo", "trainer.epochs=3"], None),
+        (["trainer.loss=reinforce", "trainer.epochs=3", "run.steps=0"], None),
+    ],
+)
+def test_a_legal_combination_that_is_seldom_meant_is_warned_of(
+    lines: list[str], caution: str | None
+) -> None:
+    found = list(find_cautions(compose(lines)))
+    assert len(found) == (caution is not None)
+    assert caution is None or caution in found[0]

@@ -143,7 +143,7 @@ def test_all_faults_are_reported_at_once() -> None:
         "sampling.temperature=-1 must be greater than 0",
         "'foo' is not KEY=VALUE",
         "engine.url belongs to engine=anthropic or openai or sglang or vllm, but engine=embedded",
-        "trainer.betas=[1, 2, 3] must have 2 items",
+        "trainer.betas=[1, 2, 3] must be two numbers of at least 0 and less than 1",
         "run.eval_tasks=200 is more than task.held_out_tasks=128",
         "run.rollouts_per_task: Interpolation key 'nope' not found",
     ):
@@ -182,8 +182,12 @@ def test_all_faults_are_reported_at_once() -> None:
         ("trainer.normalize_std=1", "must be true or false"),
         ("trainer.learning_rate=inf", "must be a finite number"),
         ("trainer.learning_rate=nan", "must be"),
-        ("trainer.betas=[0.9,1.5]", "trainer.betas[1]=1.5 must be less than 1.0"),
-        ("trainer.betas=3", "must be a list such as [0.9,0.95]"),
+        ("trainer.betas=[0.9,1.5]", "trainer.betas=[0.9, 1.5] must be two numbers of at least"),
+        ("trainer.betas=[0.9]", "must be two numbers of at least 0 and less than 1, such as [0.9,"),
+        ("trainer.betas=3", "less than 1, such as [0.9,0.95]"),
+        ("trainer.correction.mask_outside=[0.5]", "two numbers above 0 such as [0.5,2.0], or null"),
+        ("trainer.recompute=maybe", "trainer.recompute=maybe must be auto, true or false"),
+        ("trainer.recompute=1", "trainer.recompute=1 must be auto, true or false"),
         ("trainer.device=cdua", "must be auto, cpu or cuda: did you mean cuda?"),
         ("sampling.top_k=0", "must be -1 (the whole vocabulary) or at least 1"),
         ("gateway.port=70000", "must be at most 65535"),
@@ -363,5 +367,5 @@ def test_a_key_that_follows_another_is_no_change_until_it_differs() -> None:
         return changed_keys(compose(list(lines)).model_dump(mode="json"))
 
     assert changes("run.steps=7") == {"run.steps": 7}
-    both = {"run.steps": 7, "trainer.decay_steps": 9}
-    assert changes("run.steps=7", "trainer.decay_steps=9") == both
+    both = {"run.steps": 7, "trainer.decay": "linear", "trainer.decay_steps": 9}
+    assert changes("run.steps=7", "trainer.decay=linear", "trainer.decay_steps=9") == both

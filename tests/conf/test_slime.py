@@ -50,7 +50,11 @@ def faults(*lines: str) -> list[str]:
         ),
         (["engine.cache_tokens=9"], "engine.cache_tokens=9 does nothing", "leave it out"),
         (["engine=sglang", "engine.url=http://h:1"], "engine=sglang is not asked", "drop engine"),
-        (["trainer.epochs=2"], "trainer.epochs belongs to trainer=local", "trainer=local"),
+        (
+            ["trainer.epochs=2"],
+            "trainer.epochs belongs to trainer=local",
+            "trainer=slime is chosen: leave it out, or add trainer=local",
+        ),
     ],
 )
 def test_what_slime_lacks_is_refused_by_name_with_the_fix(

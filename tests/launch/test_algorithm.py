@@ -101,7 +101,8 @@ def test_megatron_s_learning_rate_is_the_local_trainer_s(
 ) -> None:
     if decay != "constant" and steps <= warmup:
         steps += warmup + 1
-    job = cluster_job(a_config("trainer.learning_rate=1e-3", "trainer.min_learning_rate=1e-4"))
+    rates = ("trainer.learning_rate=1e-3", "trainer.min_learning_rate=1e-4")
+    job = cluster_job(a_config("trainer.decay=linear", *rates))
     trainer = job.trainer.model_copy(
         update={
             "decay": decay, "warmup_steps": warmup, "decay_steps": steps, "minibatches": updates,

@@ -140,7 +140,7 @@ kinds_of_groups = st.lists(st.sampled_from(("mixed", "flat", "lost")), min_size=
 
 @given(
     kinds_of_groups,
-    st.integers(0, 8),
+    st.integers(1, 8),
     st.integers(0, 1000),
     st.sampled_from(("epoch", "curriculum")),
 )
