@@ -22,6 +22,15 @@ class Deadlock(Exception):
     """Nothing runs, and nothing can begin."""
 
 
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a rule decides when a batch begins."""
+
+    groups: tuple[int, ...]
+    given_up: Collection[int] = ()
+    """Groups that are not trained and stop running."""
+
+
 class Rule(Protocol):
     """Decide which groups are rolled out and trained."""
 
@@ -34,7 +43,7 @@ class Rule(Protocol):
     def finish(self, group: int, flat: bool) -> None:
         """Note that a group is complete; ``flat``: its rewards are equal."""
 
-    def take(self) -> Sequence[int] | None:
+    def take(self) -> Taken | None:
         """Return the groups that are trained next, None if that has to wait."""
 
     def update(self) -> Collection[int] | None:
@@ -69,12 +78,12 @@ class Scheduled:
         else:
             self._write(self.scheduler.ready(group))
 
-    def take(self) -> Sequence[int] | None:
+    def take(self) -> Taken | None:
         batch = self.scheduler.batch()
         if batch is None:
             return None
         self._write(batch)
-        return batch.groups
+        return Taken(batch.groups)
 
     def update(self) -> Collection[int] | None:
         if not self.scheduler.may_update:
@@ -187,8 +196,9 @@ class VirtualCampaign:
         """Do all that can be done at once."""
         if self._batch and self._training_end is None:
             self._update()
-        if not self._batch and (groups := self.rule.take()) is not None:
-            self._begin_training(tuple(groups))
+        if not self._batch and (taken := self.rule.take()) is not None:
+            self._begin_training(taken.groups)
+            self._give_up(taken.given_up)
         members = range(self._workload.rollouts)
         fresh = [(group, member) for group in self.rule.admit() for member in members]
         self._queue[:0] = reversed(fresh)
@@ -201,6 +211,11 @@ class VirtualCampaign:
             return
         self.version += 1
         self._batch = ()
+        self._give_up(given_up)
+
+    def _give_up(self, given_up: Collection[int]) -> None:
+        if not given_up:
+            return
         self.cancelled.update(given_up)
         for rollout in [each for each in self._running if each[0] in given_up]:
             self._stop(rollout)

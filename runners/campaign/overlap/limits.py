@@ -14,7 +14,7 @@ OverlapMode = Literal["none", "step", "stream"]
 
 @dataclass(frozen=True, slots=True)
 class OverlapLimits:
-    """How far rollouts may run ahead of training; raises ValueError if that is contradictory."""
+    """Bounds of how far rollouts run ahead of training; ValueError if they contradict."""
 
     mode: OverlapMode
     """``none``: rollouts and training take turns. ``step``: the groups of the next step run while a

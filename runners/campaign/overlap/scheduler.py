@@ -83,12 +83,12 @@ class GroupScheduler:
 
     @property
     def may_replace(self) -> bool:
-        """Whether a group without signal is replaced now, instead of being trained as it is."""
+        """True if a group without signal is replaced now, instead of being trained as it is."""
         return self._spares_used < self.limits.spares
 
     @property
     def may_update(self) -> bool:
-        """Whether rollouts may get the weights of the batch in training, once it is trained.
+        """True if rollouts may get the weights of the batch in training, once it is trained.
 
         In ``step`` only when no group is pending, so that each has one version.
         """
@@ -96,7 +96,7 @@ class GroupScheduler:
 
     @property
     def finished(self) -> bool:
-        """Whether all batches of the run are trained."""
+        """True if all batches of the run are trained."""
         return self.version >= self.limits.batches
 
     def admit(self) -> list[Admit]:

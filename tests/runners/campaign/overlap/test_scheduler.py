@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from runners.campaign.overlap.events import Batch, ScheduleError, from_row, to_row
 from runners.campaign.overlap.limits import OverlapLimits, OverlapMode, meets_deadlines
 from runners.campaign.overlap.scheduler import GroupScheduler
-from tests.benchmarks.virtual_campaign import Scheduled, VirtualCampaign, Workload
+from tests.benchmarks.virtual_campaign import Scheduled, Taken, VirtualCampaign, Workload
 
 MODES: tuple[OverlapMode, ...] = ("none", "step", "stream")
 
@@ -172,10 +172,10 @@ class Forgetful(Scheduled):
         super().finish(group, flat)
         self._forget()
 
-    def take(self) -> Sequence[int] | None:
-        groups = super().take()
+    def take(self) -> Taken | None:
+        taken = super().take()
         self._forget()
-        return groups
+        return taken
 
     def update(self) -> Collection[int] | None:
         given_up = super().update()
