@@ -1,8 +1,8 @@
 """``python -m runners.trainer_ranks``: one process of a trainer (protocol:
 ``runners.processes.service``).
 
-It trains its share of each step together with the other ranks, and takes commands from the
-campaign over a socket. Whatever goes wrong in a command ends it: after half a step no rank can go
+It trains its share of each step together with the other ranks, if it has any, and takes commands
+from the campaign over a socket. Whatever goes wrong in a command ends it: after half a step no rank can go
 on.
 """
 
@@ -26,7 +26,7 @@ from runners.trainer_ranks.settings import SOCKET, RankSettings
 from runners.trainer_ranks.wire import Arrays, encode_message, receive_message, unpack_rollouts
 from runners.training import checkpoint
 from runners.training.local import LocalTrainer
-from runners.training.peers import PeersLostError, ProcessPeers
+from runners.training.peers import PeersLostError, ProcessPeers, TrainingPeers
 from runners.training.policy import TrainingError, find_device
 
 
@@ -37,8 +37,7 @@ def run() -> int:
     settings = RankSettings.model_validate_json(json.dumps(received))
     threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
     device = _choose_device(settings)
-    _join_ranks(settings, device)
-    trainer = TrainerHere(_make_trainer(settings, ProcessPeers(device)))
+    trainer = TrainerHere(_make_trainer(settings, _join_ranks(settings, device)))
     announce({"no_tree": trainer.no_tree})
     with campaign:
         while (message := receive_message(campaign)) is not None:
@@ -62,7 +61,11 @@ def _execute(trainer: TrainerHere, command: dict[str, Any], arrays: Arrays) -> d
     match command["command"]:
         case "step":
             done = trainer.step(unpack_rollouts(command["rollouts"], arrays))
-            return {"metrics": done.metrics, "refused": dict(done.refused)}
+            return {
+                "metrics": done.metrics,
+                "refused": dict(done.refused),
+                "failed_updates": list(done.failed_updates),
+            }
         case "fit":
             [examples] = unpack_rollouts(command["rollouts"], arrays)
             return {"metrics": trainer.fit(examples)}
@@ -100,16 +103,19 @@ def _choose_device(settings: RankSettings) -> torch.device:
             )
         torch.cuda.set_device(settings.rank)
     elif not settings.trainer.threads:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // settings.ranks))
+        # One process alone trains while rollouts run (run.overlap): half of the cores is theirs.
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // max(2, settings.ranks)))
     return device
 
 
-def _join_ranks(settings: RankSettings, device: torch.device) -> None:
-    """Meet the other ranks.
+def _join_ranks(settings: RankSettings, device: torch.device) -> TrainingPeers:
+    """Meet the other ranks, if there are any.
 
     They listen on this machine's loopback only, also where the user's environment has the network
     of a cluster: whoever reaches their ports is not asked for a password.
     """
+    if settings.ranks == 1:
+        return TrainingPeers()
     for library in ("GLOO", "NCCL"):
         os.environ[f"{library}_SOCKET_IFNAME"] = "lo"
     torch.distributed.init_process_group(
@@ -121,9 +127,10 @@ def _join_ranks(settings: RankSettings, device: torch.device) -> None:
         world_size=settings.ranks,
         timeout=timedelta(seconds=settings.exchange_s),
     )
+    return ProcessPeers(device)
 
 
-def _make_trainer(settings: RankSettings, peers: ProcessPeers) -> LocalTrainer:
+def _make_trainer(settings: RankSettings, peers: TrainingPeers) -> LocalTrainer:
     trainer = LocalTrainer(
         settings.trainer,
         weights=settings.weights,

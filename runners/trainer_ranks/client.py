@@ -1,4 +1,4 @@
-"""Start a trainer of several processes and give it a campaign's commands.
+"""Start a trainer of one or several processes and give it a campaign's commands.
 
 Invariant: a command ends with the answers of all ranks, or with an error that names the rank that
 failed first; then the trainer is of no more use.
@@ -61,7 +61,7 @@ class TrainerRanks:
         """See ``Trainer.step``."""
         packed, arrays = pack_rollouts(rollouts)
         answer = self._call({"command": "step", "rollouts": packed}, arrays)
-        return TrainedStep(answer["metrics"], answer["refused"], ())
+        return TrainedStep(answer["metrics"], answer["refused"], answer["failed_updates"])
 
     def fit(self, examples: Sequence[Sample]) -> dict[str, Any]:
         """See ``Trainer.fit``."""

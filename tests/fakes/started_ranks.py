@@ -11,6 +11,7 @@ from runners.processes.ledger import Ledger
 from runners.processes.service import ServiceError, ServiceStarter
 from runners.store.run_store import RunStore
 from runners.trainer_ranks.client import TrainerRanks, make_meeting, start_ranks
+from runners.trainer_ranks.commands import Trainer
 from runners.trainer_ranks.settings import RankSettings
 from runners.training import checkpoint
 from runners.training.local import NATIVE
@@ -56,6 +57,6 @@ class StartedRanks:
         return await start_ranks(every, self.starter)
 
 
-def save_ranks(trainer: TrainerRanks, root: Path, step: int) -> checkpoint.Checkpoint:
+def save_ranks(trainer: Trainer, root: Path, step: int) -> checkpoint.Checkpoint:
     options: dict[str, Any] = {"keep": 2, "best": None, "run_id": "x", "tokenizer": None}
     return trainer.save(root, step=step, state={"metrics": {"a": 1.5}}, **options)

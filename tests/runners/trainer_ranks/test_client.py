@@ -19,6 +19,7 @@ from runners.trainer_ranks.client import (
     RankLost,
     TrainerRanks,
 )
+from runners.trainer_ranks.commands import TrainerHere
 from runners.training import checkpoint
 from tests.fakes.local_trainer import VOCAB, make_rollouts, make_trainer
 from tests.fakes.started_ranks import StartedRanks, save_ranks
@@ -71,6 +72,22 @@ async def test_steps_checkpoints_and_a_resume_with_one_process(
     for name in ("model.safetensors", "optimizer.safetensors"):
         assert (second.path / name).read_bytes() == (third.path / name).read_bytes(), name
     assert run.gone == []
+
+
+async def test_one_process_beside_the_campaign_trains_bit_for_bit_like_one_in_it(
+    run: StartedRanks, weights: Path, tmp_path: Path
+) -> None:
+    here = TrainerHere(make_trainer(weights))
+    rollouts = make_rollouts(here.local, 6)
+    beside = await run.start(ranks=1)
+    expected = here.step(rollouts)
+    done = await asyncio.to_thread(beside.step, rollouts)
+    assert {**done.metrics, "time/train_s": 0} == {**expected.metrics, "time/train_s": 0}
+    assert done.refused == expected.refused
+    saved = await asyncio.to_thread(save_ranks, beside, tmp_path / "beside", 1)
+    wanted = save_ranks(here, tmp_path / "here", 1)
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert (saved.path / name).read_bytes() == (wanted.path / name).read_bytes(), name
 
 
 @pytest.mark.parametrize(("precision", "resumed"), [("float32", "none"), ("bfloat16", "optimizer")])
