@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -18,17 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from conf.errors import error_text
 from conf.schema import Config
-from conf.sections.training import LocalTrainerConfig
-from conf.task_sets import name_sets
 from runners.campaign.drain import pause_turns
 from runners.campaign.group_runner import GroupRunner, note_final
 from runners.campaign.result import metrics_rows, summarize_evaluation
 from runners.campaign.sampler import StepSampler
 from runners.campaign.schedule import evaluation_batch, evaluation_due
-from runners.campaign.teaching import add_teacher_logprobs
-from runners.concurrency.daemon_thread import run_in_daemon
+from runners.campaign.step_training import StepTraining
 from runners.engines.teacher import Teacher
-from runners.observe.curves import read_evaluations
 from runners.observe.metrics import MetricsWriter
 from runners.observe.progress import Progress
 from runners.observe.sinks import SinkFeed
@@ -37,12 +33,8 @@ from runners.runtime.driver import Interrupted
 from runners.runtime.services import Services
 from runners.store.run_store import RunStore
 from runners.tasks.contract import Task
-from runners.trainer_ranks.commands import TrainedStep, Trainer
+from runners.trainer_ranks.commands import Trainer
 from runners.training import checkpoint
-from runners.training.advantages import StepGroups
-from runners.training.step_metrics import step_metrics
-from runners.training.step_samples import build_samples
-from runners.training.stored_rollout import load_rollout
 from runners.trajectory.routing import RoutingShape
 
 if TYPE_CHECKING:
@@ -72,18 +64,24 @@ class Campaign:
         self._config = config
         self._store = store
         self._services = services
-        self._trainer = trainer
-        self._tokenizer = tokenizer
         self._resumed = resumed
-        self._examples = examples
-        self._teacher = teacher
         train_tasks = [task for task in tasks if task.split == "train"]
         self._sampler = StepSampler(config, store, train_tasks, self._note_sampler_failure)
         self._held_out_tasks = [task for task in tasks if task.split == "held_out"]
         self._progress = progress
         self._metrics = metrics
         self._draining = draining
-        self._load = partial(load_rollout, store, routing)
+        self._training = StepTraining(
+            config,
+            store,
+            trainer,
+            tokenizer=tokenizer,
+            examples=examples,
+            teacher=teacher,
+            routing=routing,
+            progress=progress,
+            begin_phase=progress.begin_phase,
+        )
         self._sinks = SinkFeed(config.observe.sinks, self._note_sink_failure)
         self._metrics_outdated = False
         """True if a write of the metrics file has failed since it was complete."""
@@ -130,41 +128,19 @@ class Campaign:
     async def _step(self, step: int) -> None:
         """Train one step, on rollouts or on examples, and make it durable."""
         started = time.monotonic()
-        trainer = self._config.trainer
-        supervised = isinstance(trainer, LocalTrainerConfig) and step <= trainer.sft.steps
-        metrics = await (self._fit(step) if supervised else self._train(step))
-        self._progress.begin_phase("checkpoint")
+        if self._draining.is_set():
+            raise Interrupted
+        if self._training.is_supervised(step):
+            metrics = await self._training.fit(step)
+        else:
+            metrics = await self._train(step)
         metrics["time/step_s"] = time.monotonic() - started
-        saved = await asyncio.to_thread(
-            self._trainer.save,
-            self._store.run_dir / checkpoint.CHECKPOINTS,
-            step=step,
-            state={"metrics": metrics},
-            keep=self._config.run.keep_checkpoints,
-            best=self._find_best(),
-            run_id=self._store.run_id,
-            tokenizer=self._tokenizer,
-        )
-        self._store.finish_step(step, metrics)
+        saved = await self._training.save(step, metrics)
         engine, gateway = self._services.engine, self._services.context.gateway
         drain_s = self._config.rollout.deadlines.drain_s
         async with pause_turns(gateway, engine, deadline_s=drain_s):
             await engine.update_weights(saved.path, step)
         self._progress.add_step_metrics(step, metrics)
-
-    async def _fit(self, step: int) -> dict[str, Any]:
-        """Train on the step's examples; return the metrics, those of its rollouts being of none."""
-        assert self._examples is not None
-        assert isinstance(self._config.trainer, LocalTrainerConfig)
-        if self._draining.is_set():
-            raise Interrupted
-        self._store.begin_step(step, [])
-        self._progress.begin_phase("training")
-        examples = self._examples.batch(step, self._config.trainer.sft.batch)
-        trained: dict[str, Any] = await run_in_daemon(self._trainer.fit, examples)
-        none = build_samples(StepGroups(self._config), self._load, self._config)
-        sets = name_sets(self._config)
-        return step_metrics(none, 0.0, sets, version=step - 1) | trained
 
     async def _train(self, step: int) -> dict[str, Any]:
         """Run the step's rollouts and train on them; return the metrics."""
@@ -173,26 +149,7 @@ class Campaign:
         self._progress.begin_phase("rollouts", len(specs))
         started = time.monotonic()
         groups = await self._runner.run_step(step, specs)
-        for group, reason in groups.failed.items():
-            self._store.event("advantage_failed", {"step": step, "group": group, "reason": reason})
-            self._progress.add_note(f"group {group} of step {step} is not trained: {reason}")
-        samples = build_samples(groups, self._load, self._config)
-        rollout_s = time.monotonic() - started
-        self._progress.begin_phase("training")
-        if self._teacher is not None:
-            samples = await add_teacher_logprobs(samples, self._teacher, self._config.trainer)
-        note_masked(self._store, "unbuilt", samples.unbuilt)
-        # A second signal must not wait for a long step, or for a loss that hangs.
-        trained: TrainedStep = await run_in_daemon(self._trainer.step, samples.rollouts)
-        note_masked(self._store, "routing_refused", trained.refused)
-        for reason in trained.failed_updates:
-            self._store.event("update_failed", {"step": step, "reason": reason})
-            self._progress.add_note(f"an update of step {step} is left out: {reason}")
-        sets = name_sets(self._config)
-        metrics = step_metrics(samples, rollout_s, sets, version=step - 1) | trained.metrics
-        for record in samples.records:
-            self._store.put_rollout(record)
-        return metrics
+        return await self._training.train(step, groups, time.monotonic() - started)
 
     async def _evaluate(self, step: int) -> bool:
         """Evaluate the policy after ``step`` steps if that is due and not done yet; return
@@ -212,17 +169,13 @@ class Campaign:
             self._progress.add_evaluation_result(step, result)
         return True
 
-    def _find_best(self) -> checkpoint.Checkpoint | None:
-        root = self._store.run_dir / checkpoint.CHECKPOINTS
-        return checkpoint.find_best(root, dict(read_evaluations(self._store)))
-
     def _keep_best(self) -> None:
         """Name the best checkpoint, then delete those that are neither best nor among the newest.
 
         In this order, and before a step deletes anything: the link leads to a checkpoint at any
         instant. It is a copy of what the store says, so a failure ends nothing.
         """
-        best, root = self._find_best(), self._store.run_dir / checkpoint.CHECKPOINTS
+        best, root = self._training.find_best(), self._store.run_dir / checkpoint.CHECKPOINTS
         if best is None:
             return
         with suppress(OSError):
@@ -256,9 +209,3 @@ class Campaign:
     def _version(self) -> int:
         """Return the weight version that the engine serves now."""
         return max((row.step for row in self._store.steps() if row.state == "done"), default=0)
-
-
-def note_masked(store: RunStore, kind: str, reasons: Mapping[str, str]) -> None:
-    """Store an event of ``kind`` for each rollout that has a grade and is not trained."""
-    for rollout_id, reason in reasons.items():
-        store.event(kind, {"rollout_id": rollout_id, "reason": reason})

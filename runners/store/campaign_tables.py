@@ -1,9 +1,9 @@
-"""Rollouts, steps and evaluations: what the driver writes while a campaign goes on."""
+"""Rollouts, steps, evaluations, schedule: what the driver writes while a campaign goes on."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,6 +115,23 @@ class CampaignTables:
         )
         if not began:
             raise StoreError(f"step {step} of {self.run_dir} is finished and cannot begin anew")
+
+    def log_schedule(self, kind: str, body: Mapping[str, Any]) -> None:
+        """Append an event to the schedule of an asynchronous campaign."""
+        self._db.execute("INSERT INTO schedule (kind, body) VALUES (?, ?)", (kind, dumps(body)))
+
+    def log_batch(self, step: int, tasks: list[str], kind: str, body: Mapping[str, Any]) -> None:
+        """Begin a step, and append the event of its batch, in one transaction."""
+        with self._db.write():
+            self.begin_step(step, tasks)
+            self.log_schedule(kind, body)
+
+    def schedule(self) -> list[tuple[str, dict[str, Any]]]:
+        """Return the events of the schedule, ``(kind, body)``, in order; none in an older store."""
+        if not self._db.rows("SELECT 1 FROM sqlite_schema WHERE name = 'schedule'"):
+            return []
+        rows = self._db.rows("SELECT kind, body FROM schedule ORDER BY seq")
+        return [(kind, loads(body)) for kind, body in rows]
 
     def finish_step(self, step: int, metrics: dict[str, Any]) -> None:
         """Finish a step; raises StoreError if it never began or is finished."""

@@ -13,7 +13,7 @@ from runners.store.store_error import StoreError
 
 APPLICATION_ID = 0x61676E74
 """Marks a SQLite file as a run's store ("agnt")."""
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 ROUTING_SINCE = 3
 """First version that has the table ``routing``."""
 
@@ -71,7 +71,15 @@ ROUTING_DDL = f"""
 -- by the gateway with the turn, never changed.
 {ROUTING.create}"""
 
-MIGRATIONS = {1: LEDGER, 2: ROUTING_DDL}
+SCHEDULE = """
+-- What an asynchronous campaign decided, in order: the groups that it admitted, started and trained
+-- together, and the updates between. Written by the driver, never changed.
+CREATE TABLE schedule (
+    seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, body TEXT NOT NULL
+) STRICT;
+"""
+
+MIGRATIONS = {1: LEDGER, 2: ROUTING_DDL, 3: SCHEDULE}
 """Statements that bring a store of that version to the next one."""
 
 

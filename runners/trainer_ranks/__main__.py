@@ -2,8 +2,8 @@
 ``runners.processes.service``).
 
 It trains its share of each step together with the other ranks, if it has any, and takes commands
-from the campaign over a socket. Whatever goes wrong in a command ends it: after half a step no rank can go
-on.
+from the campaign over a socket. Whatever goes wrong in a command ends it: after half a step no rank
+can go on.
 """
 
 from __future__ import annotations

@@ -61,20 +61,31 @@ def _call(estimator: AdvantageEstimator, rewards: list[float]) -> list[float]:
     return [check_number(name, value) for value in found]
 
 
-class StepGroups:
-    """The rollouts of a training step with their advantages; grows by whole groups.
+GroupKey = tuple[int, int]
+"""The step for which a group was dealt, and its number there: in an asynchronous campaign groups of
+several steps are trained together.
+"""
 
-    Everything is in the order of the groups' numbers, whatever the order in which they came.
+
+def key_of(record: RolloutRecord) -> GroupKey:
+    """Return the key of a rollout's group."""
+    return record.step, record.group
+
+
+class StepGroups:
+    """The rollouts that are trained in one step, with their advantages; grows by whole groups.
+
+    Everything is in the order of the groups' keys, whatever the order in which they came.
     """
 
     def __init__(self, config: Config, records: Iterable[RolloutRecord] = ()) -> None:
         self._config = config
         self._estimator = make_estimator(config.trainer, find_part_weights(config.reward))
-        self._groups: dict[int, list[tuple[RolloutRecord, float | None]]] = {}
+        self._groups: dict[GroupKey, list[tuple[RolloutRecord, float | None]]] = {}
         """Every rollout with its advantage within the group; None: not trained."""
-        self._without_baseline: set[int] = set()
-        self._flat: set[int] = set()
-        self._failed: dict[int, str] = {}
+        self._without_baseline: set[GroupKey] = set()
+        self._flat: set[GroupKey] = set()
+        self._failed: dict[GroupKey, str] = {}
         self.turn_credits: dict[str, list[float]] = {}
         """Advantages of the turns of each rollout, see ``compute_turn_credits``; empty unless
         ``trainer.credit=turn``.
@@ -83,9 +94,9 @@ class StepGroups:
 
     def add(self, records: Iterable[RolloutRecord]) -> None:
         """Add the rollouts of whole groups and compute their advantages."""
-        groups: dict[int, list[RolloutRecord]] = defaultdict(list)
+        groups: dict[GroupKey, list[RolloutRecord]] = defaultdict(list)
         for record in records:
-            groups[record.group].append(record)
+            groups[key_of(record)].append(record)
         for group, members in groups.items():
             try:
                 advantages = compute_group_advantages(
@@ -113,10 +124,10 @@ class StepGroups:
     @property
     def without_baseline(self) -> list[int]:
         """Groups with too few grades (``trainer.min_group``), and those that ``failed``."""
-        return sorted(self._without_baseline)
+        return sorted(group for _, group in self._without_baseline)
 
     @property
-    def failed(self) -> dict[int, str]:
+    def failed(self) -> dict[GroupKey, str]:
         """Groups whose advantages a plug-in did not compute, with the reason."""
         return dict(sorted(self._failed.items()))
 
@@ -126,10 +137,10 @@ class StepGroups:
         of them. With ``rollout.replace_flat`` they have no advantage, which takes them out of the
         averages (DAPO's dynamic sampling, arXiv 2503.14476).
         """
-        return sorted(self._flat)
+        return sorted(group for _, group in self._flat)
 
     @property
-    def without_signal(self) -> set[int]:
+    def without_signal(self) -> set[GroupKey]:
         """Groups that cannot move the policy: flat ones, and those without a baseline."""
         return self._flat | self._without_baseline
 

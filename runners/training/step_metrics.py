@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from runners.training.advantages import key_of
 from runners.training.named_means import means_by_name
 from runners.training.step_samples import StepSamples
 from runners.trajectory.counters import SUMMED_COUNTERS
@@ -40,7 +41,7 @@ def step_metrics(
     rewards = [record.reward for record in graded if record.reward is not None]
     sampled = sum(record.sampled_tokens for record in graded)
     trained = step.trained.total()
-    idle = [record for record in graded if record.group in step.groups.without_signal]
+    idle = [record for record in graded if key_of(record) in step.groups.without_signal]
     return {
         "train/reward_mean": mean(rewards),
         "train/solve_rate": mean([float(bool(record.solved)) for record in graded]),

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from conf.errors import ExitCode
-from runners.campaign.loop import note_masked
 from runners.campaign.result import summarize
+from runners.campaign.step_training import note_masked
 from runners.store.run_store import RunStore
 from runners.testing.completions import Completion
 from runners.testing.scripted_engine import ScriptedEngine
