@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from conf import engine_rules, gradient_rules, rules, slime_rules
+from conf import engine_rules, gradient_rules, overlap_rules, rules, slime_rules
 from conf.sections.engine import EngineConfig
 from conf.sections.executor import ExecutorConfig
 from conf.sections.faults import FaultsConfig
@@ -79,6 +79,7 @@ class Config(Section):
             rules.supervised_rules(self.run, self.trainer),
             rules.teacher_rules(self.trainer, self.sampling, self.rollout),
             rules.device_rules(self.trainer),
+            overlap_rules.overlap_rules(self.run, self.rollout, self.engine, self.trainer),
             rules.sink_rules(self.observe, self.trainer),
             rules.slime_rules(self.trainer, self.launch, self.model, self.task, self.scenario),
             slime_rules.slime_algorithm_rules(self.trainer, self.routing_replay),

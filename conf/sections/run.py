@@ -17,6 +17,7 @@ def _top_k(value: int) -> int:
     return value
 
 
+OverlapName = Literal["none", "step", "stream"]
 SamplerName = Literal["epoch", "curriculum"]
 SamplerChoice = Annotated[
     Annotated[SamplerName, Tag(BY_NAME)] | ByTarget,
@@ -49,6 +50,18 @@ class RunConfig(Section):
     eval_every: Annotated[int, Field(ge=0)]
     """Steps between evaluations, besides those before the first and after the last step; 0: only
     those two.
+    """
+    overlap: OverlapName
+    """Rollouts while a step is trained: ``none``, they take turns; ``step``, those of the next
+    step; ``stream``, those of further ones, which go on while weights change.
+    """
+    staleness: Annotated[int, Field(ge=0)] | None
+    """Of ``stream``: most updates between the weights that a group began with and those that are
+    trained on it; null: 4. 0 is as ``none``.
+    """
+    window: Annotated[int, Field(ge=0)] | None
+    """Of ``stream``: steps beyond the next whose groups may begin; null: 1, or less with less
+    ``staleness``.
     """
     keep_checkpoints: PositiveInt
     """Number of newest checkpoints that are kept; each step writes one. The one with the best

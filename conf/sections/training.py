@@ -276,7 +276,8 @@ class LocalTrainerConfig(PolicyGradientConfig):
     device: Literal["auto", "cpu", "cuda"]
     devices: PositiveInt
     """GPUs of this machine over which each step's samples are dealt out, with the same result. Each
-    holds the whole policy in a process of its own. 1: the driver's process trains.
+    holds the whole policy in a process of its own. 1: the driver's process trains, with
+    ``run.overlap`` one beside it.
     """
     shard: Literal["none", "optimizer"]
     """State that is divided among several devices: ``optimizer``, AdamW's moments and, with
@@ -302,7 +303,7 @@ class LocalTrainerConfig(PolicyGradientConfig):
     them: the same gradients with less memory and a third more computation. ``auto``: on a GPU.
     """
     threads: Annotated[int, Field(ge=0)]
-    """Torch threads; 0: one per core."""
+    """Torch threads; 0: one per core, beside rollouts (``run.overlap``) half of them."""
     lora: LoraConfig
     sft: SupervisedConfig
     distill: DistillConfig

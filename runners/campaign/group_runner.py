@@ -9,7 +9,7 @@ more than was needed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from conf.schema import Config
@@ -50,6 +50,21 @@ class GroupRunner:
         if records is None:
             raise Interrupted
         return records
+
+    def has_final(self, specs: Sequence[RolloutSpec]) -> bool:
+        """Return whether a stopped run left a final rollout among these."""
+        return any(self._store.rollout(spec.rollout_id) is not None for spec in specs)
+
+    async def run_group(
+        self, specs: Sequence[RolloutSpec], on_start: Callable[[], None]
+    ) -> list[RolloutRecord] | None:
+        """Return the final records of a group, in order; None if some were not run any more.
+
+        ``on_start`` is called before each rollout that is run begins.
+        """
+        found = (self._store.rollout(spec.rollout_id) for spec in specs)
+        kept = {record.rollout_id: record for record in found if record is not None}
+        return await self._run(specs, kept, on_start)
 
     async def run_step(self, step: int, specs: Sequence[RolloutSpec]) -> StepGroups:
         """Run the groups of a step with its spare ones, and return those that they became.
@@ -96,7 +111,10 @@ class GroupRunner:
         return {record.rollout_id: record for record in records}
 
     async def _run(
-        self, specs: Sequence[RolloutSpec], kept: Mapping[str, RolloutRecord]
+        self,
+        specs: Sequence[RolloutSpec],
+        kept: Mapping[str, RolloutRecord],
+        on_start: Callable[[], None] = lambda: None,
     ) -> list[RolloutRecord] | None:
         """Return the final record of each spec, in order; None if some were not run any more."""
         found = {
@@ -104,7 +122,8 @@ class GroupRunner:
         }
         for record in found.values():
             note_final(self._progress, record)
-        fresh = await self._pool.run([spec for spec in specs if spec.rollout_id not in found])
+        missing = [spec for spec in specs if spec.rollout_id not in found]
+        fresh = await self._pool.run(missing, on_start)
         found |= {record.rollout_id: record for record in fresh}
         if len(found) < len(specs):
             return None

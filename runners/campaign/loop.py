@@ -20,10 +20,14 @@ from conf.errors import error_text
 from conf.schema import Config
 from runners.campaign.drain import pause_turns
 from runners.campaign.group_runner import GroupRunner, note_final
+from runners.campaign.overlap.producer import GroupProducer
+from runners.campaign.overlap.run_schedule import RunSchedule
+from runners.campaign.overlap.steps import OverlappedSteps
 from runners.campaign.result import metrics_rows, summarize_evaluation
 from runners.campaign.sampler import StepSampler
 from runners.campaign.schedule import evaluation_batch, evaluation_due
-from runners.campaign.step_training import StepTraining
+from runners.campaign.step_training import StepTraining, count_supervised
+from runners.engines.client import HttpEngine
 from runners.engines.teacher import Teacher
 from runners.observe.metrics import MetricsWriter
 from runners.observe.progress import Progress
@@ -53,6 +57,7 @@ class Campaign:
         trainer: Trainer,
         tokenizer: Path,
         resumed: checkpoint.Checkpoint | None,
+        served: int,
         tasks: Sequence[Task],
         examples: Examples | None,
         teacher: Teacher | None,
@@ -61,10 +66,12 @@ class Campaign:
         metrics: MetricsWriter,
         draining: asyncio.Event,
     ) -> None:
+        """``resumed``: the newest checkpoint; ``served``: version of the engine's weights."""
         self._config = config
         self._store = store
         self._services = services
         self._resumed = resumed
+        self._served = served
         train_tasks = [task for task in tasks if task.split == "train"]
         self._sampler = StepSampler(config, store, train_tasks, self._note_sampler_failure)
         self._held_out_tasks = [task for task in tasks if task.split == "held_out"]
@@ -80,8 +87,9 @@ class Campaign:
             teacher=teacher,
             routing=routing,
             progress=progress,
-            begin_phase=progress.begin_phase,
+            begin_phase=self._begin_phase,
         )
+        self._overlapping = False
         self._sinks = SinkFeed(config.observe.sinks, self._note_sink_failure)
         self._metrics_outdated = False
         """True if a write of the metrics file has failed since it was complete."""
@@ -103,16 +111,54 @@ class Campaign:
         self._keep_best()  # a killed driver may have recorded an evaluation and no more
         self._write_metrics()
         await self._evaluate(0)
-        for step in range(1, self._config.run.steps + 1):
+        in_turns = self._config.run.steps
+        if self._config.run.overlap != "none":
+            in_turns = count_supervised(self._config)
+        for step in range(1, in_turns + 1):
             if step not in done:
                 await self._step(step)
-                self._write_metrics(step)
-                self._sinks.add(metrics_rows(self._store, step)[0])
-            if await self._evaluate(step):
-                self._write_metrics()
-                self._sinks.add(metrics_rows(self._store, step)[0])
+                self._publish(step)
+            await self._evaluate(step)
+        if in_turns < self._config.run.steps:
+            await self._run_overlapped()
         if self._metrics_outdated:
             self._write_metrics()
+
+    async def _run_overlapped(self) -> None:
+        """Run the steps whose rollouts and training overlap."""
+        schedule = RunSchedule(self._config, self._store)
+        steps = OverlappedSteps(
+            self._config,
+            self._store,
+            schedule=schedule,
+            producer=GroupProducer(
+                self._config, schedule, self._sampler, self._runner, self._draining
+            ),
+            training=self._training,
+            served=self._served,
+            load=self._load_weights,
+            after_step=self._note_overlapped,
+            evaluate=self._evaluate,
+        )
+        size = self._config.run.tasks_per_step * self._config.run.rollouts_per_task
+        self._progress.begin_phase("rollouts", size)
+        self._overlapping = True
+        await steps.run(self._resumed)
+
+    def _note_overlapped(self, step: int, metrics: dict[str, Any]) -> None:
+        self._progress.add_step_metrics(step, metrics)
+        self._progress.begin_phase("rollouts", self._progress.batch_size)
+        self._publish(step)
+
+    def _publish(self, step: int) -> None:
+        """Give the metrics of a step to their file and the sinks."""
+        self._write_metrics(step)
+        self._sinks.add(metrics_rows(self._store, step)[0])
+
+    def _begin_phase(self, phase: str) -> None:
+        """Show a phase, but the rollouts as long as they go on beside it."""
+        if not self._overlapping:
+            self._progress.begin_phase(phase)
 
     def _enter_unrecorded_step(self) -> set[int]:
         """Return the finished steps; first enter the one whose checkpoint was written just before
@@ -136,11 +182,19 @@ class Campaign:
             metrics = await self._train(step)
         metrics["time/step_s"] = time.monotonic() - started
         saved = await self._training.save(step, metrics)
+        await self._load_weights(saved)
+        self._progress.add_step_metrics(step, metrics)
+
+    async def _load_weights(self, saved: checkpoint.Checkpoint) -> None:
+        """Load weights into the engine; in ``stream`` turns in flight go on with them."""
         engine, gateway = self._services.engine, self._services.context.gateway
+        if self._config.run.overlap == "stream" and self._overlapping:
+            assert isinstance(engine, HttpEngine), "by the rules of the configuration"
+            await engine.switch_weights(saved.path, saved.step)
+            return
         drain_s = self._config.rollout.deadlines.drain_s
         async with pause_turns(gateway, engine, deadline_s=drain_s):
-            await engine.update_weights(saved.path, step)
-        self._progress.add_step_metrics(step, metrics)
+            await engine.update_weights(saved.path, saved.step)
 
     async def _train(self, step: int) -> dict[str, Any]:
         """Run the step's rollouts and train on them; return the metrics."""
@@ -151,14 +205,12 @@ class Campaign:
         groups = await self._runner.run_step(step, specs)
         return await self._training.train(step, groups, time.monotonic() - started)
 
-    async def _evaluate(self, step: int) -> bool:
-        """Evaluate the policy after ``step`` steps if that is due and not done yet; return
-        whether it was done now.
-        """
+    async def _evaluate(self, step: int) -> None:
+        """Evaluate the policy after ``step`` steps if that is due and not done yet."""
         if not evaluation_due(self._config, step) or step != self._version():
-            return False  # a resumed run is past it: those weights are gone
+            return  # a resumed run is past it: those weights are gone
         if step in {row.step for row in self._store.evaluations()}:
-            return False
+            return
         specs = evaluation_batch(self._config, self._held_out_tasks, step)
         self._progress.begin_phase("evaluation", len(specs))
         records = await self._runner.run_batch(specs)
@@ -167,7 +219,9 @@ class Campaign:
         self._keep_best()
         if result["solve_rate"] is not None:
             self._progress.add_evaluation_result(step, result)
-        return True
+        if step:
+            self._write_metrics()
+            self._sinks.add(metrics_rows(self._store, step)[0])
 
     def _keep_best(self) -> None:
         """Name the best checkpoint, then delete those that are neither best nor among the newest.

@@ -35,6 +35,12 @@ def check_resumable(store: RunStore, *, rewind: bool = False) -> None:
                 f"with model.path={saved.path}"
             )
     last = 0 if saved is None else saved.step
+    if last < done and rewind and store.schedule():
+        raise CheckpointError(
+            f"--rewind drops the steps after {last}, and rollouts of this run's run.overlap belong "
+            f"to their weights: copy {directory_name(done)} back, or start a new run with "
+            "model.path set to the newest checkpoint"
+        )
     if last < done and not rewind:
         newest = "there is no checkpoint" if saved is None else f"the newest is {saved.path}"
         raise CheckpointError(

@@ -14,6 +14,7 @@ from conf.lora import find_served_lora
 from conf.schema import Config
 from conf.sections.training import LocalTrainerConfig
 from runners.campaign.loop import Campaign
+from runners.campaign.overlap.steps import find_served
 from runners.campaign.result import CampaignResult, summarize
 from runners.campaign.resumption import check_resumable, rewind_store
 from runners.concurrency.task_group import task_group
@@ -92,7 +93,7 @@ async def _open_campaign(
     """
     saved = checkpoint.find_latest(store.run_dir / checkpoint.CHECKPOINTS)
     adapter = ADAPTER_NAME if find_served_lora(config) is not None else None
-    version = saved.step if saved else 0
+    version, served = find_served(config, store, saved)
     async with AsyncExitStack() as exits:
         async with task_group() as starting:
             services = starting.create_task(
@@ -100,7 +101,7 @@ async def _open_campaign(
                     start_services(
                         config,
                         store,
-                        weights=saved.path if saved and not adapter else policy.weights,
+                        weights=served.path if served and not adapter else policy.weights,
                         tokenizer=policy.tokenizer,
                         version=version,
                         watch=progress.watch,
@@ -122,7 +123,11 @@ async def _open_campaign(
             progress.add_note(f"each sample is trained as a row, not in a prefix tree: {reason}")
         keep_examples(store, examples.result())
         if adapter is not None:
-            first = await asyncio.to_thread(_find_adapters, trainer.result(), store.run_dir, saved)
+            first = (
+                store.run_dir / checkpoint.CHECKPOINTS / START if served is None else served.path
+            )
+            if saved is None:
+                await asyncio.to_thread(_save_adapters, trainer.result(), first)
             await services.result().engine.update_weights(first, version)
         yield Campaign(
             config,
@@ -131,6 +136,7 @@ async def _open_campaign(
             trainer=trainer.result(),
             tokenizer=policy.tokenizer,
             resumed=saved,
+            served=version,
             tasks=tasks.result(),
             examples=examples.result(),
             teacher=_connect_teacher(config, exits),
@@ -159,7 +165,8 @@ async def _open_trainer(
 ) -> Trainer:
     """Return the trainer, in this process or in those that ``starter`` starts and ends."""
     trainer = config.trainer
-    if not isinstance(trainer, LocalTrainerConfig) or trainer.devices == 1:
+    in_turns = config.run.overlap == "none"  # else a step must not hold the driver's process
+    if not isinstance(trainer, LocalTrainerConfig) or (trainer.devices == 1 and in_turns):
         return TrainerHere(await asyncio.to_thread(_make_trainer, config, policy, saved))
     from runners.trainer_ranks.client import make_meeting, start_ranks  # imports torch
     from runners.trainer_ranks.settings import RankSettings
@@ -206,20 +213,14 @@ def _make_trainer(
     return trainer
 
 
-def _find_adapters(trainer: Trainer, run_dir: Path, saved: checkpoint.Checkpoint | None) -> Path:
-    """Return the directory of the adapters that the engine begins with; without a checkpoint new
-    ones, which change nothing, are written there first. Raises CheckpointError.
-    """
-    if saved is not None:
-        return saved.path
-    directory = run_dir / checkpoint.CHECKPOINTS / START
+def _save_adapters(trainer: Trainer, directory: Path) -> None:
+    """Write the adapters that a run begins with, which change nothing; raises CheckpointError."""
     try:
         trainer.save_adapters(directory)
     except OSError as error:
         raise checkpoint.CheckpointError(
             f"cannot write {directory}: {error}", ExitCode.SERVICE_GONE
         ) from error
-    return directory
 
 
 def _show_earlier(progress: Progress, store: RunStore) -> None:

@@ -76,6 +76,10 @@ class StepSampler:
             task = self._kept(step).get(group, task)
         return make_group(self._config, step, group, task)
 
+    def group(self, step: int, number: int, task_id: str) -> list[RolloutSpec]:
+        """Return a group of a step that was dealt before, of the task that it was given."""
+        return make_group(self._config, step, number, self._tasks[task_id])
+
     def _kept(self, step: int) -> dict[int, Task]:
         """Return the tasks of the groups of a step that have a rollout already."""
         rows = self._store.query(

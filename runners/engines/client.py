@@ -141,6 +141,19 @@ class HttpEngine(EngineClient):
                     raise
                 await asyncio.sleep(pause)
 
+    async def switch_weights(self, path: Path, version: int) -> None:
+        """Load safetensors weights while requests are in flight; raises EngineError.
+
+        They are put back into the queue and computed again from their first token, so what they
+        sample from then on is the new weights' on exactly the prefix that they have; an answer
+        names the versions of its tokens (``Generation.weight_spans``).
+        """
+        await self.post("/pause_generation", {"mode": "retract"}, deadline_s=LOADS_DEADLINE_S)
+        try:
+            await self.update_weights(path, version)
+        finally:
+            await self.post("/continue_generation", {}, deadline_s=LOADS_DEADLINE_S)
+
     async def _update_weights(self, path: Path, version: int, deadline_s: float) -> None:
         if self._adapter is not None:
             await load_adapter(self, self._adapter, path, version, deadline_s=deadline_s)

@@ -84,6 +84,10 @@ class RunPoller:
             attempts = int(self._eval.get("attempts_per_task", 1))
             phase, size = "evaluation", attempts * int(self._eval.get("tasks") or 0)
             self._update_verdicts()
+        elif self._run.get("overlap", "none") != "none" and progress.step < status.steps:
+            # Groups of several steps run beside a training, and no row says which.
+            size = int(self._run["tasks_per_step"]) * int(self._run["rollouts_per_task"])
+            phase = "rollouts"
         elif running is not None:
             size = len(running.tasks) * int(self._run.get("rollouts_per_task", 0))
             phase = "rollouts" if status.step_rollouts < size else "training"

@@ -57,17 +57,21 @@ class Pool:
         self._draining = draining
         self._on_done = on_done
 
-    async def run(self, specs: Sequence[RolloutSpec]) -> list[RolloutRecord]:
+    async def run(
+        self, specs: Sequence[RolloutSpec], on_start: Callable[[], None] = lambda: None
+    ) -> list[RolloutRecord]:
         """Run every rollout and return its final record, in any order.
 
-        While draining, rollouts that have not started are left out. Raises BreakerOpen and
-        StoreError.
+        ``on_start`` is called when one has its place, before its first attempt. While draining,
+        rollouts that have not started are left out. Raises BreakerOpen and StoreError.
         """
         records: list[RolloutRecord] = []
 
         async def run_one(spec: RolloutSpec) -> None:
             queued_at = time.monotonic()
             async with self._admission.slot():
+                if not self._draining.is_set():
+                    on_start()
                 record = await self._run_rollout(spec, time.monotonic() - queued_at)
             if record is not None:
                 records.append(record)

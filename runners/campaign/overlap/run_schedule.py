@@ -1,0 +1,95 @@
+"""The schedule of a run: its state, and its events in the store.
+
+Invariant: what was decided is in the log before anybody acts on it, so a resumed run makes the same
+state of the log and goes on as the killed one would have.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from conf.schema import Config
+from runners.campaign.overlap.events import Admit, Batch, Event, from_row, to_row
+from runners.campaign.overlap.limits import OverlapLimits
+from runners.campaign.overlap.scheduler import GroupScheduler
+from runners.campaign.step_training import count_supervised
+from runners.store.run_store import RunStore
+
+STALENESS, WINDOW = 4, 1
+"""Of ``stream`` where the configuration gives none: the mean age is then about 1."""
+
+
+def find_limits(config: Config) -> OverlapLimits:
+    """Return how far the rollouts of a configuration may run ahead of its training."""
+    run = config.run
+    staleness, window = {"none": (0, 0), "step": (1, 1)}.get(run.overlap, (None, None))
+    if staleness is None:
+        staleness = STALENESS if run.staleness is None else run.staleness
+        window = min(WINDOW, staleness) if run.window is None else run.window
+    assert window is not None
+    return OverlapLimits(
+        run.overlap,
+        groups=run.tasks_per_step,
+        batches=max(0, run.steps - count_supervised(config)),
+        staleness=staleness,
+        window=window,
+        spares=config.rollout.spare_groups,
+    )
+
+
+class RunSchedule:
+    """A ``GroupScheduler`` with its log; written by the driver alone."""
+
+    def __init__(self, config: Config, store: RunStore) -> None:
+        """Read the log; raises ScheduleError if it contradicts itself or the limits."""
+        rows = store.schedule()
+        self._store = store
+        self._groups = config.run.tasks_per_step
+        self._before = count_supervised(config)
+        self.state = GroupScheduler.rebuild(find_limits(config), rows)
+        self.tasks: dict[int, str] = {}
+        """Task of each group that was admitted."""
+        self._replaced: list[int] = []
+        self.left_out: tuple[int, ...] = ()
+        """Groups without signal that were replaced while the batch in training gathered."""
+        for kind, body in rows:
+            event = from_row(kind, body)
+            if event is not None:
+                self._follow(event, body)
+
+    @property
+    def version(self) -> int:
+        """Version of the weights that rollouts are sampled with: the number of steps made."""
+        return self._before + self.state.version
+
+    def step_of(self, batch: Batch) -> int:
+        """Return the training step of a batch: before the first there may be supervised ones."""
+        return self._before + batch.number
+
+    def place_of(self, group: int) -> tuple[int, int]:
+        """Return the step for which a group is dealt, and its number there: so it has its task, its
+        rollouts' ids and their seeds, whenever it is trained.
+        """
+        step, number = divmod(group, self._groups)
+        return self._before + step + 1, number
+
+    def log(self, event: Event, **more: Any) -> None:
+        """Append an event that the state has been changed by, with what else is to be known."""
+        kind, body = to_row(event)
+        self._store.log_schedule(kind, body | more)
+        self._follow(event, body | more)
+
+    def log_batch(self, batch: Batch) -> None:
+        """Append a batch, and begin its step."""
+        kind, body = to_row(batch)
+        tasks = [self.tasks[group] for group in batch.groups]
+        self._store.log_batch(self.step_of(batch), tasks, kind, body)
+        self._follow(batch, body)
+
+    def _follow(self, event: Event, body: dict[str, Any]) -> None:
+        if isinstance(event, Admit):
+            self.tasks[event.group] = body["task"]
+            if event.replaces is not None:
+                self._replaced.append(event.replaces)
+        elif isinstance(event, Batch):
+            self.left_out, self._replaced = tuple(self._replaced), []

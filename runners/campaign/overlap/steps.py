@@ -1,0 +1,139 @@
+"""Train the batches of an asynchronous campaign while rollouts run (arXiv 2505.24298, 2509.18521).
+
+One loop: gather a batch, train it, make it durable, update the rollouts' weights. Invariant: a
+batch is in the log before it is trained, its checkpoint and row exist before the weights change,
+and the change is in the log before the next batch. So a run that is killed at any instant trains
+every batch once, in the composition that the log names.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from conf.schema import Config
+from runners.campaign.overlap.events import Batch, ScheduleError
+from runners.campaign.overlap.producer import GroupProducer
+from runners.campaign.overlap.run_schedule import RunSchedule
+from runners.campaign.schedule import evaluation_due
+from runners.campaign.step_training import StepTraining
+from runners.concurrency.task_group import task_group
+from runners.store.run_store import RunStore
+from runners.training import checkpoint
+from runners.training.advantages import StepGroups
+
+
+class OverlappedSteps:
+    """The steps of a run whose rollouts and training overlap."""
+
+    def __init__(
+        self,
+        config: Config,
+        store: RunStore,
+        *,
+        schedule: RunSchedule,
+        producer: GroupProducer,
+        training: StepTraining,
+        served: int,
+        load: Callable[[checkpoint.Checkpoint], Awaitable[None]],
+        after_step: Callable[[int, dict[str, Any]], None],
+        evaluate: Callable[[int], Awaitable[object]],
+    ) -> None:
+        """Prepare to run. ``served``: version of the engine's weights; ``load`` gives it others;
+        ``after_step`` is told of each step that is durable; ``evaluate`` runs an evaluation unless
+        it was made.
+        """
+        self._config = config
+        self._store = store
+        self._schedule = schedule
+        self._producer = producer
+        self._training = training
+        self._served = served
+        self._load = load
+        self._after_step = after_step
+        self._evaluate = evaluate
+        self._gathered_at = self._ended_at = time.monotonic()
+
+    async def run(self, saved: checkpoint.Checkpoint | None) -> None:
+        """Run to the last step, from the newest checkpoint; raises Interrupted."""
+        state = self._schedule.state
+        async with task_group() as tasks:
+            if saved is not None and saved.step == self._schedule.version + 1:
+                # The run was stopped between the checkpoint and the update.
+                self._producer.open(tasks)
+                await self._update(saved)
+            else:
+                await self._evaluate(self._schedule.version)
+                self._producer.open(tasks)
+            while not state.finished:
+                await self._producer.check_stop()
+                await self._producer.admit()
+                batch = state.training or await self._gather()
+                await self._producer.admit()
+                await self._update(await self._train(batch))
+
+    async def _gather(self) -> Batch:
+        """Return the next batch, once its groups are ready and nobody would be late for it."""
+        while (batch := self._schedule.state.batch()) is None:
+            await self._producer.wait_for_change()
+        self._schedule.log_batch(batch)
+        return batch
+
+    async def _train(self, batch: Batch) -> checkpoint.Checkpoint:
+        """Train a batch and make it durable; return its checkpoint."""
+        step, groups = self._schedule.step_of(batch), StepGroups(self._config)
+        for group in sorted((*batch.groups, *self._schedule.left_out)):
+            dealt, number = self._schedule.place_of(group)
+            records = self._store.rollouts(step=dealt, split="train", counts=True)
+            groups.add(record for record in records if record.group == number)
+        now = time.monotonic()
+        gathered_s, self._gathered_at = now - self._gathered_at, now
+        metrics = await self._training.train(step, groups, gathered_s)
+        now = time.monotonic()
+        metrics["time/step_s"], self._ended_at = now - self._ended_at, now
+        saved = await self._training.save(step, metrics)
+        self._after_step(step, metrics)
+        return saved
+
+    async def _update(self, saved: checkpoint.Checkpoint) -> None:
+        """Let rollouts go on with the weights of a checkpoint, and evaluate them if that is due."""
+        state = self._schedule.state
+        while not state.may_update:
+            await self._producer.wait_for_change()
+        if self._served != saved.step:
+            await self._load(saved)
+            self._served = saved.step
+        assert state.training is not None
+        self._schedule.log(state.updated(state.training.number))
+        if evaluation_due(self._config, saved.step):
+            await self._producer.wait_until_idle()
+            await self._evaluate(saved.step)
+
+
+def find_served(
+    config: Config, store: RunStore, saved: checkpoint.Checkpoint | None
+) -> tuple[int, checkpoint.Checkpoint | None]:
+    """Return the version of the weights that the engine of a run begins with, and its checkpoint.
+
+    It is the newest, but in ``step`` the one before while rollouts of the next batch go on with
+    that. None: the starting policy's. Raises ScheduleError and CheckpointError.
+    """
+    newest = 0 if saved is None else saved.step
+    if config.run.overlap != "step" or not store.schedule():
+        return newest, saved
+    version = RunSchedule(config, store).version
+    if version not in (newest - 1, newest):
+        raise ScheduleError(
+            f"the schedule of {store.run_dir} ends with update {version}, and its newest "
+            f"checkpoint is that of step {newest}: restore the run directory as a whole"
+        )
+    if version == newest:
+        return newest, saved
+    path = store.run_dir / checkpoint.CHECKPOINTS / checkpoint.directory_name(version)
+    if version and not path.is_dir():
+        raise checkpoint.CheckpointError(
+            f"rollouts of step {newest + 1} go on with the weights of step {version}, and {path} "
+            "is gone: copy it back"
+        )
+    return version, checkpoint.Checkpoint(path, version) if version else None

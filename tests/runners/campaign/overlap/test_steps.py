@@ -1,0 +1,311 @@
+"""Steps that overlap, driven by their real schedule, producer, pool and store.
+
+Attempts and training are stand-ins that take random numbers of loop turns, and the driver is killed
+at any write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conf.compose import compose
+from conf.schema import Config
+from runners.campaign.group_runner import GroupRunner
+from runners.campaign.overlap.events import Batch, from_row
+from runners.campaign.overlap.producer import GroupProducer
+from runners.campaign.overlap.run_schedule import RunSchedule
+from runners.campaign.overlap.steps import OverlappedSteps, find_served
+from runners.campaign.sampler import StepSampler
+from runners.campaign.step_training import StepTraining
+from runners.concurrency.limits import Admission
+from runners.observe.progress import Progress
+from runners.rollouts.context import AttemptContext, AttemptResult
+from runners.rollouts.pool import Pool
+from runners.rollouts.spec import RolloutSpec
+from runners.runtime.driver import Interrupted
+from runners.store.run_store import RunStore
+from runners.tasks.contract import Task
+from runners.training import checkpoint
+from runners.training.advantages import StepGroups
+from runners.trajectory.record import RolloutRecord
+from tests.fakes.records import CONFIG, LOST, a_rollout
+
+STEPS, GROUPS, MEMBERS = 5, 2, 2
+TASKS = [
+    Task(f"t{n}", "train", Path("nowhere"), "0" * 40, "", (), (), (), "", "operator")
+    for n in range(6)
+]
+STREAM = ("run.overlap=stream", "run.staleness=2", "run.window=2")
+STEP = ("run.overlap=step",)
+
+
+class Killed(BaseException):
+    """The driver is gone."""
+
+
+class MortalStore(RunStore):
+    """A store whose process dies just before or just after one of its writes."""
+
+    left: float = float("inf")
+    """Instants until then."""
+
+    def tick(self) -> None:
+        self.left -= 1
+        if self.left <= 0:
+            raise Killed
+
+    def log_schedule(self, kind: str, body: Mapping[str, Any]) -> None:
+        self.tick()
+        super().log_schedule(kind, body)
+        self.tick()
+
+    def put_rollout(self, record: RolloutRecord) -> None:
+        self.tick()
+        super().put_rollout(record)
+        self.tick()
+
+    def finish_step(self, step: int, metrics: dict[str, Any]) -> None:
+        self.tick()
+        super().finish_step(step, metrics)
+        self.tick()
+
+
+class Training(StepTraining):
+    """Trains nothing, and keeps what it was given."""
+
+    def __init__(self, world: World, store: MortalStore) -> None:
+        self.world, self.store = world, store
+
+    async def train(self, step: int, groups: StepGroups, rollout_s: float) -> dict[str, Any]:
+        await self.world.take_time(20)
+        records = [record for record, _ in groups.advantages]
+        for record in records:
+            age = step - 1 - self.world.versions[record.session_id]
+            self.world.ages.append((step, age))
+            self.store.put_rollout(record)
+        self.world.trained.append((step, sorted(record.session_id for record in records)))
+        return {"train/reward_mean": 0.0}
+
+    async def save(self, step: int, metrics: dict[str, Any]) -> checkpoint.Checkpoint:
+        path = self.store.run_dir / checkpoint.CHECKPOINTS / checkpoint.directory_name(step)
+        path.mkdir(parents=True)
+        (path / checkpoint.STATE).write_text(json.dumps({"state": {"metrics": metrics}}))
+        await self.world.take_time(3)
+        self.store.finish_step(step, metrics)
+        return checkpoint.Checkpoint(path, step)
+
+
+class World:
+    """A run directory, and the drivers that work on it one after the other."""
+
+    def __init__(self, run_dir: Path, config: Config, seed: int = 0) -> None:
+        self.run_dir, self.config = run_dir, config
+        self.dice = random.Random(seed)
+        self.served = 0
+        self.versions: dict[str, int] = {}
+        """Weights with which each attempt began."""
+        self.ages: list[tuple[int, int]] = []
+        self.trained: list[tuple[int, list[str]]] = []
+        self.draining = asyncio.Event()
+        RunStore.create(run_dir, CONFIG).close()
+
+    def drive(self, killed_at: float = float("inf")) -> bool:
+        """Drive the run to its end; return False if it was killed before."""
+        with MortalStore.open(self.run_dir) as store:
+            store.left = killed_at
+            try:
+                asyncio.run(self.run(store))
+            except Killed:
+                return False
+        return True
+
+    async def run(self, store: MortalStore) -> None:
+        config, progress = self.config, Progress("run", STEPS)
+        self.draining = asyncio.Event()
+        saved = checkpoint.find_latest(self.run_dir / checkpoint.CHECKPOINTS)
+        self.served, served = find_served(config, store, saved)
+        assert self.served == (0 if served is None else served.step)
+        if saved is not None and saved.step not in {s.step for s in store.steps() if s.metrics}:
+            store.finish_step(saved.step, saved.state()["metrics"])
+        sampler = StepSampler(config, store, TASKS, lambda *_: None)
+        pool = Pool(
+            cast("AttemptContext", None),  # attempts need nothing
+            store,
+            self.execute,
+            admission=Admission(3, adaptive=False),
+            attempts=1,
+            breaker=1000,
+            draining=self.draining,
+            on_done=lambda record: None,
+        )
+        runner = GroupRunner(
+            config, store, pool, sampler, progress=progress, draining=self.draining
+        )
+        schedule = RunSchedule(config, store)
+        steps = OverlappedSteps(
+            config,
+            store,
+            schedule=schedule,
+            producer=GroupProducer(config, schedule, sampler, runner, self.draining),
+            training=Training(self, store),
+            served=self.served,
+            load=self.load,
+            after_step=lambda *_: None,
+            evaluate=self.evaluate,
+        )
+        await steps.run(saved)
+
+    async def execute(
+        self, context: AttemptContext, spec: RolloutSpec, attempt: int, queued_s: float
+    ) -> AttemptResult:
+        session = f"{spec.rollout_id}-a{attempt}"
+        self.versions[session] = self.served
+        await self.take_time(200 if self.dice.random() < 0.05 else 12)
+        flat, lost = spec.group == 0 and spec.step % 3 == 0, spec.step == 4 and spec.group == 1
+        solved = None if lost else flat or spec.member == 0
+        record = a_rollout(
+            spec.rollout_id,
+            session_id=session,
+            attempt=attempt,
+            step=spec.step,
+            group=spec.group,
+            member=spec.member,
+            task_id=spec.task.id,
+            counts=False,
+            advantage=None,
+            solved=solved,
+            reward=None if solved is None else float(solved),
+            **({"outcome": LOST} if solved is None else {}),
+        )
+        return AttemptResult(record, pushed_back=False)
+
+    async def load(self, saved: checkpoint.Checkpoint) -> None:
+        await self.take_time(2)
+        self.served = saved.step
+
+    async def evaluate(self, step: int) -> None:
+        assert step == self.served
+
+    async def take_time(self, turns: int) -> None:
+        for _ in range(self.dice.randrange(turns)):
+            await asyncio.sleep(0)
+
+    def batches(self) -> list[Batch]:
+        with RunStore.open(self.run_dir, read_only=True) as store:
+            events = [from_row(*row) for row in store.schedule()]
+        return [event for event in events if isinstance(event, Batch)]
+
+    def check(self) -> None:
+        """Every batch was trained in the composition of the log, each rollout in one batch."""
+        batches = self.batches()
+        assert [batch.number for batch in batches] == list(range(1, STEPS + 1))
+        groups = Counter(group for batch in batches for group in batch.groups)
+        assert set(groups.values()) == {1}
+        composed: dict[int, list[str]] = {}
+        for step, sessions in self.trained:  # a step that is trained again is trained the same
+            assert composed.setdefault(step, sessions) == sessions
+        rollouts = Counter(name for sessions in composed.values() for name in sessions)
+        assert set(rollouts.values()) == {1}
+        with RunStore.open(self.run_dir, read_only=True) as store:
+            assert [row.state for row in store.steps()] == ["done"] * STEPS
+            counting = {record.session_id for record in store.rollouts(counts=True)}
+        assert counting == set(rollouts), "what counts is trained, and nothing else"
+        if self.config.run.overlap == "step":
+            assert all(age == min(step - 1, 1) for step, age in self.ages), self.ages
+        else:
+            assert all(0 <= age <= 2 for _, age in self.ages), self.ages
+
+
+@cache
+def configure(*overrides: str) -> Config:
+    return compose([
+        *(f"run.steps={STEPS}", f"run.tasks_per_step={GROUPS}"),
+        *(f"run.rollouts_per_task={MEMBERS}", "rollout.spare_groups=1"),
+        *("rollout.replace_flat=true", "trainer.correction.truncate=token", *overrides),
+    ])  # fmt: skip
+
+
+def test_in_step_rollouts_are_one_update_old_from_the_second_batch_on(tmp_path: Path) -> None:
+    world = World(tmp_path / "run", configure(*STEP))
+    assert world.drive()
+    world.check()
+    assert {age for step, age in world.ages if step > 1} == {1}
+
+
+def test_in_stream_some_are_older_than_others_and_none_too_old(tmp_path: Path) -> None:
+    world = World(tmp_path / "run", configure(*STREAM))
+    assert world.drive()
+    world.check()
+    assert len({age for _, age in world.ages}) > 1
+
+
+def test_a_staleness_of_zero_is_to_take_turns(tmp_path: Path) -> None:
+    world = World(tmp_path / "run", configure("run.overlap=stream", "run.staleness=0"))
+    assert world.drive()
+    assert {age for _, age in world.ages} == {0}
+    assert [batch.groups for batch in world.batches()][:2] == [(0, 1), (2, 3)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [STEP, STREAM], ids=["step", "stream"])
+def test_a_run_killed_before_and_after_every_write_trains_every_batch_once(
+    tmp_path: Path, mode: tuple[str, ...]
+) -> None:
+    instant, finished = 0, False
+    while not finished:
+        instant += 1
+        world = World(tmp_path / f"run-{instant}", configure(*mode), seed=instant)
+        finished = world.drive(instant)
+        assert world.drive()
+        world.check()
+    assert instant > 100
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.sampled_from([STEP, STREAM]),
+    st.integers(0, 10**6),
+    st.lists(st.integers(1, 120), max_size=8),
+)
+def test_a_run_killed_again_and_again_trains_every_batch_once(
+    mode: tuple[str, ...], seed: int, kills: list[int]
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        world = World(Path(directory, "run"), configure(*mode), seed)
+        for instant in kills:
+            world.drive(instant)
+        assert world.drive()
+        world.check()
+
+
+@pytest.mark.parametrize("mode", [STEP, STREAM], ids=["step", "stream"])
+def test_a_stop_leaves_a_run_that_goes_on(tmp_path: Path, mode: tuple[str, ...]) -> None:
+    for seed in range(8):
+        world = World(tmp_path / f"run-{seed}", configure(*mode), seed)
+
+        async def stop(world: World = world, seed: int = seed) -> None:
+            with MortalStore.open(world.run_dir) as store:
+                running = asyncio.create_task(world.run(store))
+                for _ in range(40 * seed + 5):
+                    await asyncio.sleep(0)
+                world.draining.set()
+                await running
+
+        try:
+            asyncio.run(stop())
+        except Interrupted:
+            assert len(world.batches()) <= STEPS
+        assert world.drive()
+        world.check()

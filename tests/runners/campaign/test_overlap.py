@@ -1,0 +1,159 @@
+"""Asynchronous campaigns with real processes: ages, versions of tokens, kills, the same bits."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from transformers import Qwen3MoeForCausalLM
+
+from runners.store.run_store import RunStore
+from runners.training.checkpoint import CHECKPOINTS, directory_name
+from runners.trajectory.graph import build_segments
+from runners.trajectory.record import Segment
+from tests.runners.campaign.account import account, differences
+from tests.runners.campaign.conftest import Miniature
+
+pytestmark = pytest.mark.integration
+
+STEPS = 4
+FEW = [
+    *(f"run.steps={STEPS}", "run.tasks_per_step=2", "run.rollouts_per_task=2", "run.eval_tasks=0"),
+    *("scenario=linear", "harness.max_turns=2", "trainer.threads=1", "trainer.entropy_bonus=0.1"),
+    *("trainer.learning_rate=1e-2", "trainer.correction.truncate=token", "rollout.concurrency=3"),
+    *(f"run.keep_checkpoints={STEPS + 1}", "sampling.max_new_tokens=300"),
+    "sampling.temperature=1.0",
+]
+STEP = [*FEW, "run.overlap=step"]
+STREAM = [*FEW, "run.overlap=stream", "run.staleness=2", "run.window=2"]
+
+
+def metrics(mini: Miniature, name: str) -> list[float]:
+    lines = (mini.run_dir / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)[name] for line in lines]
+
+
+def assert_trained_once(store: RunStore) -> None:
+    batches = [body for kind, body in store.schedule() if kind == "batch"]
+    groups = [group for batch in batches for group in batch["groups"]]
+    assert [batch["number"] for batch in batches] == list(range(1, STEPS + 1))
+    assert sorted(groups) == list(range(2 * STEPS))
+    assert [row.state for row in store.steps()] == ["done"] * STEPS
+
+
+def test_a_run_of_step_killed_in_every_step_is_the_undisturbed_one_bit_for_bit(
+    miniature: Miniature, tmp_path: Path
+) -> None:
+    whole = Miniature(tmp_path / "whole", miniature.cache, miniature.policy)
+    whole.finish(whole.begin(*STEP))
+    driver = miniature.begin(*STEP)
+    for step in range(1, STEPS):
+        miniature.wait_until(
+            lambda store, step=step: any(  # type: ignore[misc]
+                kind == "batch" and body["number"] == step for kind, body in store.schedule()
+            ),
+            driver,
+        )
+        driver.send_signal(signal.SIGKILL)
+        driver.communicate()
+        driver = miniature.resume()
+    miniature.finish(driver)
+    assert metrics(miniature, "policy/staleness_mean") == [0.0] + [1.0] * (STEPS - 1)
+    with whole.store() as one, miniature.store() as other:
+        assert_trained_once(other)
+        found = differences(account(one), account(other))
+    assert found == []
+
+
+def policy_logprobs(directory: Path, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+    """Return each token's logprob under a policy, float32 [T]; 0 for the first."""
+    policy = Qwen3MoeForCausalLM.from_pretrained(directory)
+    ids = torch.from_numpy(tokens.astype(np.int64))
+    with torch.no_grad():
+        logprobs = policy(ids[None]).logits[0].log_softmax(-1)
+    chosen = logprobs[:-1].gather(1, ids[1:, None])[:, 0]
+    return np.append(np.zeros(1, np.float32), chosen.numpy())
+
+
+def trained_segments(store: RunStore) -> Iterator[Segment]:
+    for record in store.rollouts(counts=True):
+        yield from build_segments(store.turns(record.session_id))
+
+
+def test_in_stream_each_token_is_of_the_weights_that_its_version_names(
+    miniature: Miniature,
+) -> None:
+    """A falsified span is seen: under the weights of another version the logprobs differ."""
+    miniature.finish(miniature.begin(*STREAM))
+    assert max(metrics(miniature, "policy/staleness_max")) in (1, 2)
+    mixed = falsified = 0
+    with miniature.store() as store:
+        assert_trained_once(store)
+        for segment in trained_segments(store):
+            versions = segment.weight_versions
+            at = segment.loss_mask
+            known = sorted(set(versions[at].tolist()))
+            found = {v: policy_logprobs(_weights(miniature, v), segment.tokens) for v in known}
+            expected = np.select([versions == v for v in known], [found[v] for v in known])
+            assert np.abs(segment.logprobs - expected)[at].max() < 1e-4
+            if len(known) > 1:
+                mixed += 1
+                first = at & (versions == known[0])
+                wrong = np.abs(segment.logprobs - found[known[1]])[first].max()
+                falsified += bool(wrong > 1e-2)
+        spans = [turn for r in store.rollouts(counts=True) for turn in store.turns(r.session_id)]
+    assert mixed, "weights were switched under a rollout"
+    assert falsified == mixed
+    assert any(turn.weight_spans for turn in spans), "and under a turn"
+
+
+def _weights(mini: Miniature, version: int) -> Path:
+    if not version:
+        return mini.policy
+    return mini.run_dir / CHECKPOINTS / directory_name(version)
+
+
+def test_a_run_of_stream_killed_in_every_step_goes_on_and_trains_every_group_once(
+    miniature: Miniature,
+) -> None:
+    driver = miniature.begin(*STREAM)
+    for step in range(1, STEPS):
+        path = _weights(miniature, step)
+        miniature.wait_until(lambda _, path=path: path.is_dir(), driver)  # type: ignore[misc]
+        driver.send_signal(signal.SIGKILL)
+        driver.communicate()
+        driver = miniature.resume()
+    miniature.finish(driver)
+    assert max(metrics(miniature, "policy/staleness_max")) <= 2
+    with miniature.store() as store:
+        assert_trained_once(store)
+
+
+@pytest.mark.parametrize("mode", [STEP, STREAM], ids=["step", "stream"])
+def test_ctrl_c_ends_an_asynchronous_run_after_its_step_and_it_goes_on(
+    miniature: Miniature, mode: list[str]
+) -> None:
+    driver = miniature.begin(*mode)
+    miniature.wait_until(lambda store: any(k == "batch" for k, _ in store.schedule()), driver)
+    driver.send_signal(signal.SIGINT)
+    document = miniature.finish(driver, code=130)
+    assert 1 <= document["steps"] < STEPS
+    assert miniature.finish(miniature.resume())["steps"] == STEPS
+    with miniature.store() as store:
+        assert_trained_once(store)
+
+
+def test_a_staleness_of_zero_is_to_take_turns_bit_for_bit(
+    miniature: Miniature, tmp_path: Path
+) -> None:
+    turns = Miniature(tmp_path / "turns", miniature.cache, miniature.policy)
+    turns.finish(turns.begin(*FEW))
+    miniature.finish(miniature.begin(*FEW, "run.overlap=stream", "run.staleness=0"))
+    with turns.store() as one, miniature.store() as other:
+        assert differences(account(one), account(other)) == []
