@@ -80,6 +80,7 @@ def check(
     from launch.plan import plan_job
     from launch.preflight import find_problems
     from launch.requirements import warn_of_unmet
+    from runners.preflight.start_check import find_device_errors
     from runners.tasks.task_sets import check_sets
 
     if against is not None:
@@ -88,9 +89,11 @@ def check(
     benchmark, lines = split_command(overrides or [])
     jobs = new_jobs(lines, config, kind="check")
     errors = find_start_errors(jobs, benchmark=benchmark, uses_policy=not gold)
+    on_cluster = jobs[0].config.launch.kind != "local"
+    if benchmark is None and not on_cluster:
+        errors += find_device_errors(job.config for job in jobs)
     if not gold:
         errors += _install(jobs)
-    on_cluster = jobs[0].config.launch.kind != "local"
     problems = [
         problem
         for job in jobs

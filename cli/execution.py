@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 def check_campaigns(jobs: Sequence[Job]) -> None:
     """Raise one AgentrlError with everything that would refuse campaigns; print the warnings."""
     from launch.local import plan_local_run
+    from runners.preflight.start_check import find_device_errors
 
     plans = [plan_local_run(job.config, job.run_dir) for job in jobs]
     sets: list[Reports] = []
     errors = find_start_errors(jobs, note_sets=sets.append)
+    errors += find_device_errors(job.config for job in jobs)
     report_sets(sets)
     refuse_start((problem for plan in plans for problem in plan.problems), errors)
 

@@ -52,11 +52,11 @@ def report_sets(found: Sequence[Reports]) -> None:
 
 def report_examples(jobs: Sequence[Job]) -> None:
     """Print to stderr how many examples the jobs' supervised steps have."""
-    from runners.training.supervised.run_examples import describe_examples, open_examples
+    from runners.training.supervised.run_examples import check_examples, describe_examples
 
     lines = []
     for config in (job.config for job in jobs):
-        examples = open_examples(config, config.model.tokenizer, config.model.path)
+        examples = check_examples(config)
         if examples is not None:
             lines.append(f"examples {describe_examples(config, examples)}")
     for line in dict.fromkeys(lines):

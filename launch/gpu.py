@@ -145,15 +145,17 @@ def plan_gpu(config: Config) -> GpuPlan | None:
     )
 
 
-def count_state_bytes(path: Path, parameters: int, trainer: LocalTrainerConfig) -> int:
-    """Return the bytes of weights, gradients and moments on one GPU, and of the reference policy of
-    a KL penalty; with adapters the base has weights only, and is the reference.
+def count_state_bytes(path: Path | None, parameters: int, trainer: LocalTrainerConfig) -> int:
+    """Return the bytes of weights, gradients and moments in one process, and of the reference
+    policy of a KL penalty; with adapters the base has weights only, and is the reference.
 
-    ``path``: the policy's directory, which has so many ``parameters``.
+    ``path``: the policy's directory, which has so many ``parameters``; None: it is not made yet,
+    and its adapters are not counted.
     """
     copy = _number_bytes(trainer.precision)
     if trainer.lora.rank:
-        return parameters * copy + count_adapter_parameters(path, trainer.lora) * _PER_PARAMETER
+        adapters = 0 if path is None else count_adapter_parameters(path, trainer.lora)
+        return parameters * copy + adapters * _PER_PARAMETER
     rounded = trainer.precision != "float32"
     copies = rounded + (trainer.kl.weight > 0)
     divided = _MOMENTS + rounded * FLOAT if trainer.shard == "optimizer" else 0

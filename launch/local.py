@@ -17,7 +17,15 @@ from conf.lora import find_served_lora, find_trained_lora
 from conf.schema import Config
 from conf.sections.engine import EmbeddedEngineConfig
 from conf.sections.training import LocalTrainerConfig
-from launch.gpu import FLOAT, GpuPlan, count_parameters, find_gpu_problems, plan_gpu, read_shape
+from launch.gpu import (
+    FLOAT,
+    GpuPlan,
+    count_parameters,
+    count_state_bytes,
+    find_gpu_problems,
+    plan_gpu,
+    read_shape,
+)
 from launch.preflight import Problem, find_problems, nearest_existing
 
 MB = 1 << 20
@@ -34,10 +42,8 @@ _SANDBOX_MB = {"native": 10, "claude_code": 200, "codex": 150, "mini_swe_agent":
 _ROLLOUT_KB = 16
 """Store and arrays of one rollout."""
 
-_TINY_WEIGHTS_MB = 3
-_COPIES_TRAINED = 4
-"""float32 weights, their gradient and AdamW's two moments."""
-_MOMENTS = 2
+_TINY_PARAMETERS = (3 << 20) // FLOAT
+"""Of the policy that is made on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +81,9 @@ class LocalPlan:
 def plan_local_run(config: Config, run_dir: Path) -> LocalPlan:
     """Return the plan of a run of ``config`` in ``run_dir``."""
     cores = len(os.sched_getaffinity(0))
-    weights_mb = _weights_mb(config)
-    processes = tuple(_plan_processes(config, cores, weights_mb))
+    parameters = _count_policy(config)
+    weights_mb = _to_mb(parameters * FLOAT)
+    processes = tuple(_plan_processes(config, cores, parameters))
     rollouts = (
         (config.run.steps - _supervised_steps(config))
         * config.run.tasks_per_step
@@ -120,13 +127,16 @@ def _count_evaluations(config: Config) -> int:
     return len({0, steps, *(range(0, steps, every) if every else ())})
 
 
-def _weights_mb(config: Config) -> int:
+def _count_policy(config: Config) -> int:
     path = config.model.path
     if path is None or not path.is_dir():
-        return _TINY_WEIGHTS_MB
-    # In float32, as the trainer and the embedded engine keep them, whatever the checkpoint's type.
+        return _TINY_PARAMETERS
     shape = read_shape(path / "config.json")
-    return 1 + count_parameters(path, tied=shape is not None and shape.tied) * FLOAT // MB
+    return count_parameters(path, tied=shape is not None and shape.tied)
+
+
+def _to_mb(size: int) -> int:
+    return -(-size // MB)
 
 
 def _checkpoint_copies(config: Config) -> int:
@@ -139,14 +149,12 @@ def _checkpoint_copies(config: Config) -> int:
     return 0 if find_served_lora(config) else 1
 
 
-def _plan_processes(config: Config, cores: int, weights_mb: int) -> Iterator[PlannedProcess]:
-    trainer = config.trainer
-    reference = isinstance(trainer, LocalTrainerConfig) and trainer.kl.weight > 0
-    copies = _COPIES_TRAINED + reference if find_trained_lora(config) is None else 1
+def _plan_processes(config: Config, cores: int, parameters: int) -> Iterator[PlannedProcess]:
+    trainer, path = config.trainer, config.model.path
     threads, ranks = _threads(config) or cores, _count_devices(config)
-    trainer_mb = copies * weights_mb + _TRAINING_MB
-    if isinstance(trainer, LocalTrainerConfig) and trainer.shard == "optimizer":
-        trainer_mb -= _MOMENTS * weights_mb * (ranks - 1) // ranks
+    trainer_mb = _TRAINING_MB
+    if isinstance(trainer, LocalTrainerConfig):
+        trainer_mb += _to_mb(count_state_bytes(path, parameters, trainer))
     if ranks == 1:
         yield PlannedProcess("driver and trainer", 1, threads, _DRIVER_MB + trainer_mb)
     else:
@@ -154,7 +162,9 @@ def _plan_processes(config: Config, cores: int, weights_mb: int) -> Iterator[Pla
         own = _threads(config) or max(1, cores // ranks)
         yield PlannedProcess("trainer", ranks, own, _DRIVER_MB + trainer_mb)
     if isinstance(config.engine, EmbeddedEngineConfig):
-        yield PlannedProcess("engine", 1, config.engine.threads or cores, _ENGINE_MB + weights_mb)
+        # in float32, whatever the checkpoint's type
+        engine_mb = _ENGINE_MB + _to_mb(parameters * FLOAT)
+        yield PlannedProcess("engine", 1, config.engine.threads or cores, engine_mb)
     yield PlannedProcess("gateway", 1, 1, _GATEWAY_MB)
     if config.sandbox.kind != "e2b":
         yield PlannedProcess(

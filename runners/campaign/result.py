@@ -29,8 +29,9 @@ class CampaignResult:
     summary: dict[str, Any]
     """``run_dir, steps, eval: {first, last, interval}, best_checkpoint: {step, solve_rate, path},
     reward, k3, wall_s, rollouts, outcomes, groups: {total, flat, dropped}, tokens: {sampled,
-    in_loss, trained}``, reward and k3 as means over steps, groups and tokens as ``count_training``
-    has them; with routing replay also ``routing: {captured, disagree_token, k3, k3_native}``.
+    in_loss, trained, examples}``, reward and k3 as means over steps, groups and tokens as
+    ``count_training`` has them; with routing replay also ``routing: {captured, disagree_token, k3,
+    k3_native}``.
     """
     exit_code: ExitCode
     message: str = ""

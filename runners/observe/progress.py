@@ -21,6 +21,8 @@ _RATE_WINDOW_S = 30.0
 _ETA_STEPS = 5
 """Number of last steps that the time left is estimated from; earlier ones had shorter rollouts."""
 _NOTES = 8
+EXAMPLES = "sft/examples"
+"""Metric that only supervised steps have."""
 
 
 @dataclass(slots=True)
@@ -96,7 +98,11 @@ class Progress:
         self.step_s.append(seconds)
 
     def add_step_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Count a finished step whose metrics are in the store."""
+        """Count a finished step whose metrics are in the store; note what a supervised one did."""
+        if metrics.get(EXAMPLES):
+            self.step = step
+            self.add_note(_describe_supervised(step, metrics))
+            return
         self.add_step(step, metrics.get(REWARD), metrics.get(SOLVE_RATE), metrics.get(STEP_S, 0.0))
 
     def add_evaluation(self, step: int, solve_rate: float | None) -> None:
@@ -165,3 +171,12 @@ class Progress:
         begun = self.batch_done / self.batch_size if self.batch_size else 0.0
         left = max(self.steps - self.step - (begun if self.phase == "rollouts" else 0.0), 0.0)
         return left * sum(lately) / len(lately)
+
+
+def _describe_supervised(step: int, metrics: Mapping[str, Any]) -> str:
+    nll = metrics.get("sft/nll")
+    return (
+        f"step {step}: {metrics[EXAMPLES]:,} examples, {metrics.get('sft/tokens') or 0:,} tokens "
+        f"trained, loss {'unknown' if nll is None else format(nll, '.4f')} per token, "
+        f"{metrics.get(STEP_S) or 0.0:.1f} s"
+    )

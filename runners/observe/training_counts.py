@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from runners.store.campaign_tables import StepRow
 
@@ -21,13 +22,15 @@ class GroupCounts:
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """Tokens of graded training rollouts."""
+    """Tokens of graded training rollouts, and of examples."""
 
     sampled: int = 0
     in_loss: int | None = 0
     """Those over whose losses a step averages; None in runs of older versions."""
     trained: int = 0
     """Those with a gradient; in runs of older versions, those in the loss."""
+    examples: int = 0
+    """Tokens that supervised steps trained, which nobody sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,10 @@ class TrainingCounts:
     def rows(self) -> Iterator[tuple[str, str]]:
         """Yield names and values of a table's rows."""
         groups, tokens = self.groups, self.tokens
+        if tokens.examples:
+            yield "tokens of examples trained", f"{tokens.examples:,}"
+            if not groups.total:
+                return
         yield "groups", f"{groups.total:,}"
         if groups.flat:
             yield "  flat: no gradient", _with_share(groups.flat, groups.total)
@@ -67,8 +74,14 @@ def count_training(steps: Iterable[StepRow]) -> TrainingCounts:
             total("tokens/sampled"),
             None if old else total("tokens/in_loss"),
             total("tokens/trained"),
+            total("sft/tokens"),
         ),
     )
+
+
+def count_trained(tokens: Mapping[str, Any]) -> int:
+    """Return how many tokens a run trained, sampled or not, of the document of ``TokenCounts``."""
+    return int(tokens["trained"]) + int(tokens.get("examples") or 0)
 
 
 def _with_share(part: int, whole: int) -> str:

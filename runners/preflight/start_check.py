@@ -41,7 +41,7 @@ from runners.runtime.engine_service import list_workers
 from runners.runtime.policy import find_captured_shape
 from runners.tasks.dataset_report import DatasetReport, Progress
 from runners.tasks.task_sets import check_sets
-from runners.training.supervised.run_examples import open_examples
+from runners.training.supervised.run_examples import check_examples
 
 
 class MissingError(AgentrlError):
@@ -177,10 +177,31 @@ def _find_trainer_errors(config: Config, benchmark: str | None) -> Iterator[Agen
         yield MissingError("trainer.lora needs the package peft: pip install 'agentrl[lora]'")
 
 
+def find_device_errors(configs: Iterable[Config]) -> Errors:
+    """Return an error for every trainer whose GPUs torch does not see on this machine.
+
+    Apart from ``find_start_errors``, as a plan for a GPU is made on machines without one. torch,
+    whose import takes seconds, is asked only where the configuration needs a GPU.
+    """
+    found: dict[str, AgentrlError] = {}
+    for config in configs:
+        trainer = config.trainer
+        if not isinstance(trainer, LocalTrainerConfig) or not config.run.steps:
+            continue
+        if trainer.device == "cuda" or (trainer.device == "auto" and trainer.devices > 1):
+            from runners.training.policy import TrainingError, require_devices
+
+            try:
+                require_devices(trainer.device, trainer.devices)
+            except TrainingError as error:
+                found.setdefault(str(error), MissingError(str(error)))
+    return list(found.values())
+
+
 def _find_example_errors(config: Config, benchmark: str | None) -> Iterator[AgentrlError]:
-    """Read the examples of supervised steps, with the policy's tokenizer if it is there."""
+    """Read the examples of supervised steps, with the policy's tokenizer if it is here."""
     try:
-        open_examples(config, config.model.tokenizer, config.model.path)
+        check_examples(config)
     except AgentrlError as error:
         yield error
 

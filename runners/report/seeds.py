@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from runners.evaluation.statistics import mean_interval
+from runners.observe.training_counts import count_trained
 from runners.training.step_metrics import mean
 
 
@@ -38,7 +39,7 @@ def _pool(name: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         },
         "reward": _mean([run["reward"] for run in runs]),
         "k3": _mean([run["k3"] for run in runs]),
-        "tokens": {"trained": round(mean([run["tokens"]["trained"] for run in runs]) or 0)},
+        "tokens": {"trained": round(mean([count_trained(run["tokens"]) for run in runs]) or 0)},
         "wall_s": mean([run["wall_s"] for run in runs]),
         "state": "mean",
     }

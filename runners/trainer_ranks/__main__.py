@@ -27,7 +27,7 @@ from runners.trainer_ranks.wire import Arrays, encode_message, receive_message, 
 from runners.training import checkpoint
 from runners.training.local import LocalTrainer
 from runners.training.peers import PeersLostError, ProcessPeers, TrainingPeers
-from runners.training.policy import TrainingError, find_device
+from runners.training.policy import TrainingError, require_devices
 
 
 def run() -> int:
@@ -94,13 +94,8 @@ def _path(text: str | None) -> Path | None:
 
 def _choose_device(settings: RankSettings) -> torch.device:
     """Return the rank's device, and let it compute there; raises TrainingError."""
-    device = find_device(settings.trainer.device)
+    device = require_devices(settings.trainer.device, settings.ranks)
     if device.type == "cuda":
-        seen = torch.cuda.device_count()
-        if seen < settings.ranks:
-            raise TrainingError(
-                f"trainer.devices={settings.ranks}, and torch sees {seen} GPUs here: lower it"
-            )
         torch.cuda.set_device(settings.rank)
     elif not settings.trainer.threads:
         # One process alone trains while rollouts run (run.overlap): half of the cores is theirs.

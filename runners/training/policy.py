@@ -61,6 +61,17 @@ def find_device(choice: str) -> torch.device:
     return torch.device("cuda" if choice != "cpu" and torch.cuda.is_available() else "cpu")
 
 
+def require_devices(choice: str, number: int) -> torch.device:
+    """Return the device that ``trainer.device`` names, of which there are ``trainer.devices``
+    enough; raises TrainingError.
+    """
+    device = find_device(choice)
+    seen = torch.cuda.device_count() if device.type == "cuda" else number
+    if seen < number:
+        raise TrainingError(f"trainer.devices={number}, and torch sees {seen} GPUs here: lower it")
+    return device
+
+
 def make_optimizer(
     parameters: Iterable[nn.Parameter], config: LocalTrainerConfig, device: torch.device
 ) -> torch.optim.AdamW:

@@ -66,5 +66,8 @@ def test_check_finds_a_server_that_does_not_start(
     monkeypatch.setenv("FAKE_SGLANG", "die")
     _, check, _ = read_commands(model)
     done = agentrl(*check)
+    assert done.code == 3
+    assert "trainer.device=cuda, but torch sees no GPU here" in done.stderr
+    done = agentrl(*check, "trainer.device=auto")
     assert done.code in (3, 4), done.stderr
     assert "sglang" in done.stderr.lower()

@@ -81,6 +81,35 @@ def test_several_devices_train_in_processes_of_their_own(tmp_path: Path) -> None
     assert part.memory_mb == trainer.memory_mb - 3, "half of the moments of 3 MB of weights"
 
 
+@pytest.mark.parametrize(
+    ("lines", "bytes_per_parameter"),
+    [
+        ([], 16),
+        (["trainer.precision=bfloat16"], 18),  # a copy to compute with
+        (["trainer.kl.weight=0.1"], 20),
+        (["trainer.kl.weight=0.1", "trainer.precision=bfloat16"], 20),
+        (["trainer.lora.rank=4"], 4),
+        (["trainer.lora.rank=4", "trainer.precision=bfloat16"], 2),
+        (["trainer.devices=4", "trainer.shard=optimizer"], 10),
+        (["trainer.devices=4", "trainer.shard=optimizer", "trainer.precision=bfloat16"], 9),
+    ],
+)
+def test_the_trainer_s_memory_is_that_of_the_table_in_docs_one_gpu(
+    lines: list[str], bytes_per_parameter: int, tmp_path: Path
+) -> None:
+    """The policy's own part, in bytes per parameter: half a GiB of them."""
+    header = json.dumps({"weight": {"dtype": "BF16", "shape": [1 << 14, 1 << 15]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+
+    def plan(path: Path) -> int:
+        processes = plan_local_run(compose([*lines, f"model.path={path}"]), tmp_path).processes
+        return next(each.memory_mb for each in processes if "trainer" in each.name)
+
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert plan(tmp_path) - plan(empty) == bytes_per_parameter * 512
+
+
 def test_threads_are_the_cores_unless_given(config: Config, tmp_path: Path) -> None:
     cores = len(os.sched_getaffinity(0))
     given_three = changed(changed(config, "engine", threads=3), "trainer", threads=1)

@@ -15,15 +15,20 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from conf.errors import AgentrlError, ExitCode
 from runners.gateway.tokenizer import Renderer, render_example
-from runners.store.json_text import loads
+from runners.store.json_text import dumps, loads
 from runners.training.sample import Sample
 from runners.trajectory.record import IdArray
 
 MAX_LINE_BYTES = 64 << 20
+ROLES = ("system", "developer", "user", "assistant", "tool")
+"""Who says a message, in OpenAI's chat form."""
+_SHOWN = 40
+"""Characters of a wrong value in a message."""
 _MAX_FAULTS = 20
 """A file with more faults is broken as a whole; further ones add nothing."""
 
@@ -32,6 +37,12 @@ class ExamplesError(AgentrlError):
     """A file of examples cannot be read, or is not the one that the run began with."""
 
     exit_code = ExitCode.DATA_REFUSED
+
+
+class ExamplesMissingError(ExamplesError):
+    """The file is not there, or may not be read."""
+
+    exit_code = ExitCode.PREFLIGHT
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +60,9 @@ class ExampleReader:
         """Return an example's ids, int32 [T], and the mask of those to train, bool [T]; raises
         ValueError. Of a conversation that cannot be rendered yet both are empty.
         """
-        example = loads(line)
+        if not line.strip():
+            raise ValueError("an empty line; leave it out")
+        example = _read_json("the line", line)
         if not isinstance(example, dict):
             raise ValueError("no JSON object")
         if "input_ids" in example:
@@ -57,20 +70,25 @@ class ExampleReader:
         elif "messages" in example:
             ids, mask = self._render(example)
         else:
-            raise ValueError("neither input_ids nor messages")
+            named = ", ".join(map(str, list(example)[:8])) or "none"
+            raise ValueError(f"neither input_ids nor messages (its keys: {named})")
         if len(ids) > self.longest:
             raise ValueError(
                 f"{len(ids):,} tokens, more than model.max_context_tokens={self.longest}"
             )
         if self.vocabulary is not None and len(ids) and max(ids) >= self.vocabulary:
-            raise ValueError(f"id {max(ids)} is not among the policy's {self.vocabulary:,}")
+            raise ValueError(
+                f"input_ids: id {max(ids)} is not among the policy's {self.vocabulary:,} (0 to "
+                f"{self.vocabulary - 1})"
+            )
         return np.array(ids, np.int32), np.array(mask, bool)
 
     def _render(self, example: Mapping[str, Any]) -> tuple[list[int], list[bool]]:
         messages = [_read_message(message) for message in _read_list(example, "messages")]
         if not any(message["weight"] for message in messages):
             raise ValueError("messages: no assistant's message to train")
-        tools = loads(tools) if isinstance(tools := example.get("tools"), str) else tools
+        tools = example.get("tools")
+        tools = _read_json("tools", tools) if isinstance(tools, str) else tools
         if self.renderer is None:
             return [], []
         marks = [bool(message.pop("weight")) for message in messages]
@@ -81,10 +99,14 @@ class ExampleReader:
 
 def _read_tokens(example: Mapping[str, Any]) -> tuple[list[int], list[bool]]:
     ids, masks = _read_list(example, "input_ids"), _read_list(example, "assistant_masks")
-    if not all(type(each) is int and 0 <= each < 2**31 for each in ids):
-        raise ValueError("input_ids: not all of them are token ids")
-    if len(masks) != len(ids) or any(each not in (0, 1) for each in masks):
-        raise ValueError("assistant_masks: not one 0 or 1 per token")
+    for place, each in enumerate(ids):
+        if type(each) is not int or not 0 <= each < 2**31:
+            raise ValueError(f"input_ids[{place}]: {_show(each)} is no token id")
+    if len(masks) != len(ids):
+        raise ValueError(f"assistant_masks: {len(masks):,} of them for {len(ids):,} input_ids")
+    for place, each in enumerate(masks):
+        if type(each) is not int or each not in (0, 1):
+            raise ValueError(f"assistant_masks[{place}]: {_show(each)} is neither 0 nor 1")
     mask = [bool(each) for each in masks]
     _check_mask(mask)
     return ids, mask
@@ -92,7 +114,10 @@ def _read_tokens(example: Mapping[str, Any]) -> tuple[list[int], list[bool]]:
 
 def _check_mask(mask: Sequence[bool]) -> None:
     if not any(mask):
-        raise ValueError("no token to train")
+        raise ValueError(
+            "no token to train: assistant_masks is 1 on those to train, messages have "
+            "an assistant's without weight 0"
+        )
     if mask[0]:
         raise ValueError("the first token is to be trained, and nothing predicts it")
 
@@ -100,18 +125,20 @@ def _check_mask(mask: Sequence[bool]) -> None:
 def _read_list(example: Mapping[str, Any], key: str) -> list[Any]:
     found = example.get(key)
     if not isinstance(found, list):
-        raise ValueError(f"{key}: no list")
+        raise ValueError(f"{key}: {_show(found)} is no list")
     return found
 
 
 def _read_message(message: Any) -> dict[str, Any]:
     """Return a message with its ``weight``, and with calls whose arguments are objects."""
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise ValueError("messages: one of them has no role")
-    weight = message.get("weight")
-    if weight not in (0, 1, None):
-        raise ValueError(f"messages: weight {weight!r} is neither 0 nor 1")
-    trained = message["role"] == "assistant" and weight != 0
+    if not isinstance(message, dict):
+        raise ValueError(f"messages: {_show(message)} is no object with role and content")
+    role, weight = message.get("role"), message.get("weight")
+    if role not in ROLES:
+        raise ValueError(f"messages: role {_show(role)} is none of {', '.join(ROLES)}")
+    if weight is not None and (type(weight) is not int or weight not in (0, 1)):
+        raise ValueError(f"messages: weight {_show(weight)} is neither 0 nor 1")
+    trained = role == "assistant" and weight != 0
     read = {**message, "weight": trained, "content": message.get("content") or ""}
     calls = message.get("tool_calls")
     read.pop("tool_calls", None)
@@ -122,11 +149,26 @@ def _read_message(message: Any) -> dict[str, Any]:
 
 def _read_call(call: Any) -> dict[str, Any]:
     if not isinstance(call, dict) or not isinstance(function := call.get("function"), dict):
-        raise ValueError("messages: a tool call without a function")
+        raise ValueError("messages: a tool call without a function (its name and arguments)")
     arguments = function.get("arguments")
     if isinstance(arguments, str):  # OpenAI's own form
-        arguments = loads(arguments)
+        arguments = _read_json("messages: the arguments of a tool call", arguments)
     return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _read_json(what: str, text: str | bytes) -> Any:
+    try:
+        return loads(text)
+    except orjson.JSONDecodeError as error:
+        raise ValueError(
+            f"{what} is not JSON ({error.msg}, at its character {error.pos + 1})"
+        ) from error
+
+
+def _show(value: Any) -> str:
+    """Return a value as JSON has it, shortened."""
+    text = dumps(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +212,12 @@ class Examples:
         return Sample(f"example-{place}", ids, mask, nothing, advantage=1.0)
 
 
+EXPECTED = (
+    "leave out or correct these lines, each of which should be a JSON object with messages, or "
+    "with input_ids and assistant_masks"
+)
+
+
 def load_examples(path: Path, reader: ExampleReader, seed: int) -> Examples:
     """Read and check every line of a file; raises ExamplesError that names each wrong one."""
     places, faults, digest = array("q"), list[str](), hashlib.sha256()
@@ -187,10 +235,15 @@ def load_examples(path: Path, reader: ExampleReader, seed: int) -> Examples:
             if len(faults) == _MAX_FAULTS:
                 break
     except OSError as error:
-        raise ExamplesError(f"trainer.sft.path={path} cannot be read: {error}") from error
-    if faults or not places:
-        listed = "\n".join(faults) or "it has no line"
-        raise ExamplesError(f"trainer.sft.path={path}: leave out or correct\n{listed}")
+        raise ExamplesMissingError(
+            f"trainer.sft.path={path} cannot be read ({error.strerror}): name a file of examples, "
+            "such as dump-trajectories --format sft writes"
+        ) from error
+    if not places:
+        raise ExamplesError(f"trainer.sft.path={path} has no line: name a file of examples")
+    if faults:
+        more = "" if len(faults) < _MAX_FAULTS else ", of which these are the first"
+        raise ExamplesError(f"trainer.sft.path={path}: {EXPECTED}{more}:\n" + "\n".join(faults))
     return Examples(path, reader, seed, places, tokens, trained, digest.hexdigest())
 
 

@@ -59,6 +59,16 @@ def test_a_step_without_a_grade_is_a_note_and_no_point_of_a_curve() -> None:
     assert list(progress.notes) == ["step 1: no rollout was graded"]
 
 
+def test_a_supervised_step_says_what_it_trained() -> None:
+    progress = Progress("run", 10)
+    known = {"sft/examples": 8, "sft/tokens": 1234, "sft/nll": 2.5, "time/step_s": 1.25}
+    progress.add_step_metrics(1, {**known, "train/reward_mean": None})
+    assert (progress.step, progress.rewards) == (1, [])
+    assert list(progress.notes) == [
+        "step 1: 8 examples, 1,234 tokens trained, loss 2.5000 per token, 1.2 s"
+    ]
+
+
 def test_tokens_are_sampled_without_a_rollout_that_ended() -> None:
     progress = Progress("run", 10)
     progress.recent.append((time.monotonic() - 900, 10**9))

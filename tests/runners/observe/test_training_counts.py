@@ -11,6 +11,12 @@ from rich.console import Console
 from runners.campaign.result import summarize
 from runners.observe.status import read_store_status, render
 from runners.observe.summary import summary_table
+from runners.observe.training_counts import (
+    GroupCounts,
+    TokenCounts,
+    TrainingCounts,
+    count_trained,
+)
 from runners.store.run_store import RunStore
 from tests.fakes.records import CONFIG
 
@@ -41,11 +47,20 @@ def lines(table: Any) -> list[list[str]]:
     return [line.strip("│ ").split("  ", 1) for line in capture.get().splitlines()]
 
 
+def test_tokens_of_examples_are_counted_apart_and_alone_where_nothing_is_sampled() -> None:
+    counts = TrainingCounts(GroupCounts(), TokenCounts(examples=1234))
+    assert list(counts.rows()) == [("tokens of examples trained", "1,234")]
+    both = TrainingCounts(GroupCounts(2), TokenCounts(10, 10, 5, examples=7))
+    assert [name for name, _ in both.rows()][:2] == ["tokens of examples trained", "groups"]
+    assert count_trained({"trained": 5, "examples": 7}) == 12
+    assert count_trained({"trained": 5}) == 5, "a document of an older version"
+
+
 def test_status_and_summary_count_the_same(store: RunStore) -> None:
     status, summary = read_store_status(store), summarize(store, wall_s=1.0)
     document = status.to_dict()
     assert document["groups"] == summary["groups"] == {"total": 8, "flat": 3, "dropped": 2}
-    wanted = {"sampled": 200, "in_loss": 180, "trained": 100}
+    wanted = {"sampled": 200, "in_loss": 180, "trained": 100, "examples": 0}
     assert document["tokens"] == summary["tokens"] == wanted
     shown = {
         "\n".join(" ".join(part.split()) for part in line) for line in lines(summary_table(summary))

@@ -8,11 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from conf.compose import compose
 from conf.errors import AgentrlError, ConfigError, ExitCode
 from conf.schema import Config
-from runners.preflight.start_check import StartRefused, find_start_errors, refuse
+from runners.preflight.start_check import (
+    StartRefused,
+    find_device_errors,
+    find_start_errors,
+    refuse,
+)
 from runners.testing.scripted_engine import ScriptedEngine
 from runners.testing.tiny_tokenizer import write_tiny_tokenizer
 from runners.training.bootstrap.vocabulary import BYTES_ONLY, train_tokenizer
@@ -224,3 +230,14 @@ def test_the_package_of_adapters_is_looked_for(monkeypatch: pytest.MonkeyPatch) 
     (fault,) = messages("trainer.lora.rank=4", "engine=embedded")
     assert "pip install 'agentrl[lora]'" in fault
     assert messages("trainer.lora.rank=4", "run.steps=0") == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_gpu_that_is_not_here_is_found_before_a_run_but_not_before_its_plan() -> None:
+    lines = ["trainer.device=cuda", "trainer.threads=1"]
+    (error,) = find_device_errors([compose(lines), compose([*lines, "seed=1"])])
+    assert str(error).startswith("trainer.device=cuda, but torch sees no GPU here: ")
+    assert error.exit_code == 3
+    assert messages(*lines) == [], "a plan is made on a machine without a GPU"
+    assert find_device_errors([compose([*lines, "run.steps=0"])]) == []
+    assert find_device_errors([compose(["trainer.devices=2"])]) == [], "they train on the CPU"

@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 
 from conf.compose import compose
 from conf.errors import ConfigError
+from conf.sections.model import TinyModelConfig
 from runners.export.dump import dump
 from runners.gateway.tokenizer import Renderer, Tokenizer, load_renderer, load_tokenizer
 from runners.preflight.start_check import find_start_errors
 from runners.store.run_store import RunStore
 from runners.testing.tiny_tokenizer import write_tiny_tokenizer
+from runners.training.bootstrap import tiny_directory
 from runners.training.supervised.examples import ExampleReader, ExamplesError, load_examples
 from runners.training.supervised.run_examples import (
     describe_examples,
@@ -128,18 +130,47 @@ def test_an_export_is_read_in_both_forms(tmp_path: Path, renderer: Renderer) -> 
     ("example", "fault"),
     [
         ([1], "no JSON object"),
-        ({"text": "x"}, "neither input_ids nor messages"),
-        (TOKENS | {"assistant_masks": [0, 1]}, "not one 0 or 1 per token"),
+        ({"text": "x"}, "neither input_ids nor messages (its keys: text)"),
+        (TOKENS | {"assistant_masks": [0, 1]}, "assistant_masks: 2 of them for 4 input_ids"),
+        (TOKENS | {"assistant_masks": [0, 0, 1, 2]}, "assistant_masks[3]: 2 is neither 0 nor 1"),
+        (
+            TOKENS | {"assistant_masks": [False, False, True, True]},
+            "assistant_masks[0]: false is neither 0 nor 1",
+        ),
+        (TOKENS | {"input_ids": [True, 6, 7, 8]}, "input_ids[0]: true is no token id"),
+        (TOKENS | {"input_ids": "abc"}, 'input_ids: "abc" is no list'),
         (TOKENS | {"assistant_masks": [0, 0, 0, 0]}, "no token to train"),
         (TOKENS | {"assistant_masks": [1, 0, 0, 0]}, "the first token"),
-        (TOKENS | {"input_ids": [5, 6, 7, -8]}, "not all of them are token ids"),
-        (TOKENS | {"input_ids": [5, 6, 7, 100]}, "id 100 is not among the policy's 100"),
+        (TOKENS | {"input_ids": [5, 6, 7, -8]}, "input_ids[3]: -8 is no token id"),
+        (TOKENS | {"input_ids": [5, 6, 7, 100]}, "id 100 is not among the policy's 100 (0 to"),
         ({"input_ids": [5] * 5001, "assistant_masks": [0] + [1] * 5000}, "5,001 tokens, more than"),
         ({"messages": TALK[:2]}, "no assistant's message to train"),
-        ({"messages": [{"content": "x"}]}, "has no role"),
+        (
+            {"messages": [{"content": "x"}]},
+            "messages: role null is none of system, developer, user",
+        ),
+        (
+            {"messages": [{"role": "usr", "content": "x"}, *TALK[2:]]},
+            'messages: role "usr" is none of system, developer, user, assistant, tool',
+        ),
+        ({"messages": ["x"]}, 'messages: "x" is no object with role and content'),
+        ({"messages": [*TALK[:2], {**TALK[4], "weight": True}]}, "weight true is neither 0 nor 1"),
         ({"messages": [*TALK[:2], {**TALK[4], "weight": 2}]}, "weight 2 is neither 0 nor 1"),
         ({"messages": [*TALK[:2], {**TALK[2], "tool_calls": [3]}]}, "without a function"),
         ({"messages": TALK, "tools": 3}, "messages: TypeError"),
+        ({"messages": TALK, "tools": "{"}, "tools is not JSON ("),
+        (
+            {
+                "messages": [
+                    *TALK[:2],
+                    {
+                        **TALK[2],
+                        "tool_calls": [{"function": {"name": "Bash", "arguments": "ls"}}],
+                    },
+                ]
+            },
+            "messages: the arguments of a tool call is not JSON (",
+        ),
     ],
 )
 def test_a_line_that_cannot_be_trained_is_named(
@@ -152,10 +183,47 @@ def test_a_line_that_cannot_be_trained_is_named(
     assert str(path) in str(caught.value)
 
 
-def test_a_file_that_is_not_there_or_empty_is_refused(tmp_path: Path) -> None:
-    for path in (tmp_path / "none", write(tmp_path / "empty")):
-        with pytest.raises(ExamplesError, match=r"trainer\.sft\.path="):
+def test_a_file_that_is_not_there_is_missing_and_an_empty_one_is_refused(tmp_path: Path) -> None:
+    for path, code in ((tmp_path / "none", 3), (tmp_path, 3), (write(tmp_path / "empty"), 5)):
+        with pytest.raises(ExamplesError, match=r"trainer\.sft\.path=.*: name a file") as caught:
             load_examples(path, ExampleReader(8), seed=0)
+        assert caught.value.exit_code == code
+
+
+def test_a_line_that_is_no_json_is_named_with_its_place_in_the_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.jsonl", TOKENS)
+    path.write_text(path.read_text() + '{"input_ids": [1,}\n\n' + json.dumps(TOKENS) + "\n")
+    with pytest.raises(ExamplesError) as caught:
+        load_examples(path, ExampleReader(8), seed=0)
+    head, second, third = str(caught.value).splitlines()
+    assert head.startswith(f"trainer.sft.path={path}: leave out or correct these lines")
+    assert second.startswith("line 2: the line is not JSON (")
+    assert second.endswith("at its character 18)")
+    assert third == "line 3: an empty line; leave it out"
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_ids_that_the_tiny_policy_lacks_are_named_before_a_run_starts(
+    made: bool, tmp_path: Path
+) -> None:
+    """Whether it is made already or not; if it is, conversations are rendered, too."""
+    talk = {"messages": TALK, "tools": TOOLS}
+    path = write(tmp_path / "x.jsonl", talk, TOKENS | {"input_ids": [5, 6, 7, 1000]})
+    lines = [f"trainer.sft.path={path}", "trainer.sft.steps=1", f"model.cache_dir={tmp_path}"]
+    config = compose([*lines, "model.max_context_tokens=98"])
+    if made:
+        assert isinstance(config.model, TinyModelConfig)
+        directory = tiny_directory(config.model, config.scenario.kind)
+        directory.mkdir(parents=True)
+        write_tiny_tokenizer(directory)
+        (directory / "config.json").write_text('{"model_type": "qwen3_moe", "vocab_size": 500}')
+    (error,) = find_start_errors([config])
+    faults = str(error).splitlines()[1:]
+    assert (
+        f"line 2: input_ids: id 1000 is not among the policy's {500 if made else 1000:,}"
+        in (faults[-1])
+    )
+    assert any("line 1: " in fault and "tokens, more than" in fault for fault in faults) == made
 
 
 @given(number=st.integers(1, 12), size=st.integers(1, 30), seed=st.integers(0, 3))
@@ -213,6 +281,9 @@ def test_faults_of_the_file_are_found_before_a_run_starts(tmp_path: Path) -> Non
     config = compose([f"trainer.sft.path={path}", "trainer.sft.steps=1"])
     (error,) = find_start_errors([config])
     assert "line 1: assistant_masks" in str(error)
+    (error,) = find_start_errors([compose(["trainer.sft.path=/none", "trainer.sft.steps=1"])])
+    assert error.exit_code == 3
+    error = find_start_errors([config])[0]
     assert error.exit_code == 5
 
 
