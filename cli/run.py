@@ -139,8 +139,9 @@ def _dry_run(jobs: list[Job], *, as_json: bool) -> int:
     found = tuple(Problem(True, str(error)) for error in errors)
     plans = [plan_local_run(job.config, job.run_dir) for job in jobs]
     plans = [replace(plan, problems=(*plan.problems, *found)) for plan in plans]
-    _show_plans(jobs, plans, sets if len(sets) == len(jobs) else None, as_json=as_json)
-    return _dry_run_code(plans, errors)
+    code = _dry_run_code(plans, errors)
+    _show_plans(jobs, plans, sets if len(sets) == len(jobs) else None, code, as_json=as_json)
+    return code
 
 
 def _run_sweep(jobs: list[Job], invocation: Invocation) -> int:
@@ -192,10 +193,17 @@ def _run_single(job: Job, invocation: Invocation) -> int:
 
 
 def _show_plans(
-    jobs: list[Job], plans: list[LocalPlan], sets: Sequence[Reports] | None, *, as_json: bool
+    jobs: list[Job],
+    plans: list[LocalPlan],
+    sets: Sequence[Reports] | None,
+    code: ExitCode,
+    *,
+    as_json: bool,
 ) -> None:
-    """Show the plans; ``sets``: those of each job, None if some could not be read."""
-    from cli.tables import render_plan
+    """Show the plans and, behind the last one, all problems. ``sets``: those of each job, None if
+    some could not be read; ``code``: the exit code that the run would have.
+    """
+    from cli.tables import render_plan, render_problems
     from cli.task_counts import describe_sets
     from conf.key_numbers import find_key_numbers
 
@@ -220,6 +228,7 @@ def _show_plans(
         return
     for job, plan, policy in zip(jobs, plans, policies, strict=True):
         stdout().print(render_plan(job, plan, policy=policy))
+    stdout().print(render_problems(jobs, plans, code))
 
 
 def _describe_policy(job: Job) -> str:

@@ -16,7 +16,10 @@ from conf.exactness import describe_inexactness
 from conf.key_numbers import find_key_numbers
 from launch.gpu import GpuPlan
 from launch.local import LocalPlan
+from launch.preflight import Problem
 from runners.observe.dashboard import format_duration
+from runners.observe.labelled_table import LabelledTable
+from runners.observe.training_counts import count_trained
 from runners.tasks.listing import TaskListing
 from runners.trajectory.printable import make_printable
 
@@ -80,7 +83,7 @@ def render_plan(job: Job, plan: LocalPlan, *, policy: str) -> RenderableType:
     changes = _facts("changes")
     for key, value in job.changes().items():
         changes.add_row(key, str(value))
-    return Group(facts, processes, *([changes] if changes.row_count else []), _problems(plan))
+    return Group(facts, processes, *([changes] if changes.row_count else []))
 
 
 def _describe_gpu(gpu: GpuPlan | None) -> Iterator[tuple[str, str]]:
@@ -99,15 +102,24 @@ def _describe_gpu(gpu: GpuPlan | None) -> Iterator[tuple[str, str]]:
         yield "GPU", f"{gpu.gpu_gib:.1f} GiB"
 
 
-def _problems(plan: LocalPlan) -> RenderableType:
-    if not plan.problems:
-        return Text("no problems found", style="green")
-    lines = [
-        Text(f"{'error' if problem.fatal else 'warning'}: {problem.message}",
-             style="red" if problem.fatal else "yellow")
-        for problem in plan.problems
-    ]  # fmt: skip
-    return Group(*lines)
+def render_problems(
+    jobs: Sequence[Job], plans: Sequence[LocalPlan], code: ExitCode
+) -> RenderableType:
+    """Return the problems of all plans, each once: the warnings, then the errors with the exit code
+    of the run, so that they are the last lines on the terminal.
+    """
+    found: dict[Problem, list[str]] = {}
+    for job, plan in zip(jobs, plans, strict=True):
+        for problem in dict.fromkeys(plan.problems):
+            found.setdefault(problem, []).append(job.label)
+    lines = []
+    for problem in sorted(found, key=lambda problem: problem.fatal):
+        of = "" if len(found[problem]) == len(jobs) else f"{', '.join(found[problem])}: "
+        what, style = ("error", "bold red") if problem.fatal else ("warning", "yellow")
+        lines.append(Text(make_printable(f"{what}: {of}{problem.message}"), style))
+    if code is not ExitCode.DONE:
+        lines.append(Text(f"agentrl run would start nothing (exit code {code:d})", "bold red"))
+    return Group(*(lines or [Text("no problems found", "green")]))
 
 
 def render_comparison(
@@ -115,28 +127,34 @@ def render_comparison(
     seeds: Sequence[dict[str, Any]] = (),
     *,
     title: str = "sweep",
-) -> Table:
+) -> LabelledTable:
     """Return a table with one row per run: its results and its end or present state.
 
     The last solve rate has its 95 % interval. Below are the means of runs that differ in their seed
     alone, ``seeds``, with the interval over these.
     """
-    # without vertical lines it fits into 80 columns
-    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    table.add_column("run", overflow="fold")
-    for column in ("steps", "held-out %", "reward", "trained", "k3", "time"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("end")
-    for rows in (documents, seeds):
-        best = max((_last(document) for document in rows), default=-1.0)
-        for document in rows:
-            table.add_row(*_result_cells(document, best))
-        table.add_section()
-    return table
+
+    def build(labels: Sequence[str]) -> Table:
+        # without vertical lines it fits into 80 columns
+        table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+        table.add_column("run", overflow="fold")
+        for column in ("steps", "held-out %", "reward", "trained", "k3", "time"):
+            table.add_column(column, justify="right", no_wrap=True)
+        table.add_column("end")
+        left = iter(labels)
+        for rows in (documents, seeds):
+            best = max((_last(document) for document in rows), default=-1.0)
+            for document in rows:
+                table.add_row(next(left), *_result_cells(document, best))
+            table.add_section()
+        return table
+
+    return LabelledTable(
+        [make_printable(document["label"]) for document in (*documents, *seeds)], build
+    )
 
 
 def _result_cells(document: dict[str, Any], best: float) -> Iterator[RenderableType]:
-    yield make_printable(document["label"])
     if "eval" not in document:  # The run could not start.
         yield from ["–"] * 6
     else:
@@ -144,7 +162,7 @@ def _result_cells(document: dict[str, Any], best: float) -> Iterator[RenderableT
         yield str(document["steps"])
         yield Text(_rates(**document["eval"]), style)
         yield _figure(document["reward"], ".3f")
-        yield f"{document['tokens']['trained']:,}"
+        yield f"{count_trained(document['tokens']):,}"
         yield _figure(document["k3"], ".1e")
         yield format_duration(document["wall_s"])
     yield _end(document)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from rich.text import Text
 from conf.errors import ExitCode
 from runners.evaluation.report import EvaluationReport, PassAt, Spread
 from runners.observe.dashboard import format_duration
+from runners.observe.labelled_table import LabelledTable
 from runners.trajectory.printable import make_printable
 
 _PARTS = 12
@@ -87,19 +89,23 @@ def render_calibration(document: dict[str, Any]) -> Table:
     return table
 
 
-def render_comparison(documents: list[dict[str, Any]]) -> Table:
+def render_comparison(documents: list[dict[str, Any]]) -> LabelledTable:
     """Return a table with one row per evaluation or calibration of a sweep."""
-    table = Table(title="sweep", title_justify="left")
-    table.add_column("run", overflow="fold", min_width=16)
-    for column in ("pass@1", "pass@k", "solved", "errors"):
-        table.add_column(column, justify="right")
-    table.add_column("end")
-    for document in documents:
-        code = ExitCode(document["exit_code"])
-        style = "" if code is ExitCode.DONE else "red"
-        end = Text(code.name.lower().replace("_", " "), style=style)
-        table.add_row(make_printable(document["label"]), *_cells(document), end)
-    return table
+
+    def build(labels: Sequence[str]) -> Table:
+        table = Table(title="sweep", title_justify="left")
+        table.add_column("run", overflow="fold")
+        for column in ("pass@1", "pass@k", "solved", "errors"):
+            table.add_column(column, justify="right")
+        table.add_column("end")
+        for label, document in zip(labels, documents, strict=True):
+            code = ExitCode(document["exit_code"])
+            style = "" if code is ExitCode.DONE else "red"
+            end = Text(code.name.lower().replace("_", " "), style=style)
+            table.add_row(label, *_cells(document), end)
+        return table
+
+    return LabelledTable([make_printable(document["label"]) for document in documents], build)
 
 
 def _cells(document: dict[str, Any]) -> list[str]:

@@ -27,7 +27,9 @@ def columns(table: Table) -> dict[str, list[str]]:
 def test_a_comparison_has_a_row_for_every_run_of_a_sweep() -> None:
     lost = {"label": "seed=2", "exit_code": 1}
     found = columns(
-        render_comparison([an_evaluation("seed=0", 0.5, 1), an_evaluation("seed=1", 0.4, 2), lost])
+        render_comparison(
+            [an_evaluation("seed=0", 0.5, 1), an_evaluation("seed=1", 0.4, 2), lost]
+        ).whole
     )
     assert found["run"] == ["seed=0", "seed=1", "seed=2"]
     assert found["pass@1"] == ["50.0%  [25.0%, 75.0%]", "40.0%  [25.0%, 75.0%]", "–"]
