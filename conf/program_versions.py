@@ -29,6 +29,12 @@ def split_version(line: str) -> tuple[str, str] | None:
     return f"harness={name}", as_override("harness.install", installed)
 
 
+def find_installed_version(command: str | None) -> str | None:
+    """Return the version that an installing command names; None if it names none, or several."""
+    found = list(_INSTALLED.finditer(command or ""))
+    return found[0][0].removeprefix(found[0][1]) if len(found) == 1 else None
+
+
 def refuse_version(line: str) -> str | None:
     """Return the error of a program's choice with a version that is none, None for other lines."""
     found = _WORD.fullmatch(line)

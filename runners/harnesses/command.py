@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from conf.program_versions import find_installed_version
 from conf.programs import command_directory
 from conf.sections.harness import CommandHarnessConfig
 from runners.gateway.refusal import PROMPT_TOO_LONG, TURNS_SPENT
@@ -60,7 +61,7 @@ class CommandHarness:
             stdin=context.prompt.encode(),
             output_limit=OUTPUT_LIMIT,
         )
-        return read_result(ended, config.name)
+        return read_result(ended, config.name, find_installed_version(config.install))
 
 
 def build_script(config: CommandHarnessConfig, values: dict[str, str]) -> str:
@@ -88,8 +89,8 @@ def _fill(text: str, values: dict[str, str]) -> str:
     return "".join(parts)
 
 
-def read_result(command: CommandResult, name: str) -> HarnessResult:
-    """Turn the end of the program into a result; never raises.
+def read_result(command: CommandResult, name: str, version: str | None = None) -> HarnessResult:
+    """Turn the end of the program into a result; never raises. ``version``: what is installed.
 
     It says nothing about its end but its exit code; the gateway's own refusals are recognised in
     what it prints.
@@ -104,7 +105,8 @@ def read_result(command: CommandResult, name: str) -> HarnessResult:
         code = OutcomeCode.BUDGET_TOKENS
     elif command.exit_code:
         code, message = OutcomeCode.INFRA_HARNESS, f"{name} ended with {command.exit_code}"
-    return make_result(command, code, message, None, {"program": name})
+    facts = {"program": name} | ({} if version is None else {"version": version})
+    return make_result(command, code, message, None, facts)
 
 
 def find_command(config: CommandHarnessConfig) -> Path:

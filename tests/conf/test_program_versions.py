@@ -8,6 +8,7 @@ import pytest
 
 from conf.compose import compose
 from conf.errors import ConfigError
+from conf.program_versions import find_installed_version
 from conf.sections.harness import ClaudeCodeHarnessConfig, CommandHarnessConfig
 
 
@@ -18,6 +19,22 @@ def test_a_version_is_that_of_the_program_and_nothing_else_changes() -> None:
     )
     assert isinstance(chosen.harness, ClaudeCodeHarnessConfig)
     assert chosen.harness.version == "2.1.210"
+
+
+@pytest.mark.parametrize(
+    ("command", "version"),
+    [
+        ("npm install --silent @mariozechner/pi-coding-agent@0.73.1", "0.73.1"),
+        ("pip install aider-chat==0.86.2 --quiet", "0.86.2"),
+        ("pip install one==1.0 two==2.0", None),
+        ("npm install pi@latest", None),
+        (None, None),
+    ],
+)
+def test_the_version_of_a_program_is_that_of_its_command(
+    command: str | None, version: str | None
+) -> None:
+    assert find_installed_version(command) == version
 
 
 @pytest.mark.parametrize(

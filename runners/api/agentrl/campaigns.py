@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from agentrl.arguments import to_path
 from conf.errors import AgentrlError, ConfigError, ExitCode
 from runners.runtime.stop_signals import run_blocking
 
@@ -80,9 +81,9 @@ def run(
 
         _use_config_dir(config_dir)
         if resume is not None:
-            job = resumed_job(Path(resume), _check_words(overrides), rewind=rewind)
+            job = resumed_job(to_path("resume", resume), _check_words(overrides), rewind=rewind)
         else:
-            file = None if config is None else Path(config)
+            file = None if config is None else to_path("config", config)
             job = _single(new_jobs(_check_words(overrides), file))
         if job.config.launch.kind != "local":
             raise ConfigError(
@@ -116,7 +117,9 @@ def evaluate(
         _use_config_dir(config_dir)
         found = find_benchmark(benchmark)
         if resume is not None:
-            job = resumed_job(Path(resume), _check_words(overrides), benchmark=found.name)
+            job = resumed_job(
+                to_path("resume", resume), _check_words(overrides), benchmark=found.name
+            )
         else:
             lines = split_command(["eval", benchmark, *overrides])[1]
             job = _single(new_jobs(lines, kind=f"eval-{found.name}"))
@@ -158,7 +161,7 @@ def _open(run_dir: Path) -> RunReader:
 def _use_config_dir(directory: AnyPath | None) -> None:
     from conf.config_dir import use_config_dir
 
-    use_config_dir(None if directory is None else Path(directory))
+    use_config_dir(None if directory is None else to_path("config_dir", directory))
 
 
 def _single(jobs: list[Job]) -> Job:

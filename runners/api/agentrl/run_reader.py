@@ -7,12 +7,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from agentrl.arguments import to_path
+from conf.errors import ExitCode
 from runners.export.contract import ExportedRollout
 from runners.export.decoding import find_decode
 from runners.export.dump import describe_run, read_rollout
 from runners.observe.task_rates import TaskRate, read_task_rates
 from runners.store.campaign_tables import EvaluationRow, StepRow
 from runners.store.run_store import RunStore
+from runners.store.store_error import StoreError
 from runners.trajectory.record import RolloutRecord
 
 
@@ -24,7 +27,7 @@ class RunReader:
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
-        self._store = RunStore.open(run_dir, read_only=True)
+        self._opened: RunStore | None = RunStore.open(run_dir, read_only=True)
         self._run = describe_run(self._store, find_decode(self._store.config()))
 
     def __enter__(self) -> Self:
@@ -34,8 +37,20 @@ class RunReader:
         self.close()
 
     def close(self) -> None:
-        """Close the files."""
-        self._store.close()
+        """Close the files; what needs them raises AgentrlError then."""
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+    @property
+    def _store(self) -> RunStore:
+        if self._opened is None:
+            raise StoreError(
+                f"{self.run_dir} was closed: read it inside the `with` block, or open it again "
+                "with agentrl.open_run",
+                ExitCode.USAGE,
+            )
+        return self._opened
 
     @property
     def config(self) -> dict[str, Any]:
@@ -104,4 +119,4 @@ class RunReader:
 
 def open_run(run_dir: str | os.PathLike[str]) -> RunReader:
     """Open a run to read it, as a context manager or until ``close``; raises AgentrlError."""
-    return RunReader(Path(run_dir))
+    return RunReader(to_path("run_dir", run_dir))

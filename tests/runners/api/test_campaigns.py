@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import agentrl
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
 from runners.testing.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
+from tests.fakes.records import example_run
 from tests.fakes.tiny_model import write_tiny_model
 
 SMALL = [
@@ -53,6 +55,37 @@ def test_a_wrong_configuration_is_one_error_with_the_words_of_the_command(
 def test_what_is_no_list_of_texts_is_refused(words: Any) -> None:
     with pytest.raises(agentrl.ConfigError, match=r"is no list of texts: write \['KEY=VALUE', …\]"):
         agentrl.run(words)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: agentrl.run(resume=3), "resume=3"),  # type: ignore[arg-type]
+        (lambda: agentrl.run(config=3), "config=3"),  # type: ignore[arg-type]
+        (lambda: agentrl.run(config_dir=3), "config_dir=3"),  # type: ignore[arg-type]
+        (lambda: agentrl.evaluate("bugfix", resume=b"x"), "resume=b'x'"),  # type: ignore[arg-type]
+        (lambda: agentrl.open_run(None), "run_dir=None"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_path_is_refused_by_the_name_of_its_argument(
+    call: Callable[[], object], name: str
+) -> None:
+    with pytest.raises(agentrl.ConfigError, match="is no path: give it as a text or a pathlib"):
+        call()
+    with pytest.raises(agentrl.ConfigError) as caught:
+        call()
+    assert str(caught.value).startswith(f"{name} is no path")
+
+
+def test_a_run_that_was_closed_says_so(tmp_path: Path) -> None:
+    example_run(tmp_path / "run").close()
+    with agentrl.open_run(tmp_path / "run") as run:
+        waiting = run.rollouts()
+        assert run.records()
+    run.close()
+    for read in (run.steps, run.records, run.summary, run.metrics, lambda: next(waiting)):
+        with pytest.raises(agentrl.AgentrlError, match=r"run was closed: read it inside the `with"):
+            read()
 
 
 def test_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:

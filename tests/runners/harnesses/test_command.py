@@ -165,3 +165,5 @@ def test_its_end_is_its_exit_code_or_the_gateway_s_word(
     result: CommandResult, code: OutcomeCode
 ) -> None:
     assert read_result(result, "mine").code is code
+    assert read_result(result, "mine").facts["program"] == "mine"
+    assert read_result(result, "mine", "1.2").facts["version"] == "1.2"
