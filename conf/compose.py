@@ -10,6 +10,8 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from copy import deepcopy
+from functools import lru_cache
 from typing import Any
 
 from hydra import compose as hydra_compose
@@ -175,12 +177,20 @@ def _compose_with_hydra(lines: list[str], faults: list[str]) -> DictConfig:
     register_resolvers()
     if (users := config_dir()) is not None:
         lines = [f"hydra.searchpath=[{grammar.as_text(f'file://{users}')}]", *lines]
+    # Hydra takes most of a composition's time; the files of a user may change meanwhile.
+    composed = _composed if users is None else _composed.__wrapped__
+    try:
+        return deepcopy(composed(tuple(lines)))
+    except (HydraException, OmegaConfBaseException) as error:
+        faults.append(" ".join(str(error).split()))
+        return deepcopy(_composed(()))
+
+
+@lru_cache(maxsize=64)
+def _composed(lines: tuple[str, ...]) -> DictConfig:
+    """Return what Hydra composes; raises its errors, and those of OmegaConf."""
     with initialize_config_dir(config_dir=str(CONF_DIR), version_base="1.3"):
-        try:
-            tree = hydra_compose("config", overrides=lines)
-        except (HydraException, OmegaConfBaseException) as error:
-            faults.append(" ".join(str(error).split()))
-            tree = hydra_compose("config")
+        tree = hydra_compose("config", overrides=list(lines))
     with open_dict(tree):
         for group in groups():
             if isinstance(section := tree.get(group), DictConfig):
