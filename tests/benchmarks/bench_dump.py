@@ -3,8 +3,8 @@
     python -m tests.benchmarks.bench_dump
 
 A rollout has six turns in two branches: 3,000 tokens of prompt, then 300 new ones and 200 sampled
-ones a turn, a sub-agent's two turns among them, and 2 kB of text a turn. MB are those written;
-parquet's are compressed, png's are pictures.
+ones a turn, a sub-agent's two turns among them, and 2 kB of text a turn; a group shares its prompt.
+MB are those written; parquet's and html's are compressed, png's are pictures.
 """
 
 from __future__ import annotations
@@ -24,15 +24,20 @@ from rich.table import Table
 from runners.export.dump import dump
 from runners.export.formats import FORMATS
 from runners.store.run_store import RunStore
-from runners.trajectory.record import Turn
+from runners.trajectory.record import IdArray, Turn
 from tests.fakes.records import CONFIG, a_rollout, a_turn
 
 PARENTS = (None, 0, None, 2, 1, 4)
 """Turns 2 and 3 are a sub-agent's."""
 
 
-def session(session_id: str, rng: np.random.Generator) -> list[Turn]:
-    """Return the turns of a rollout."""
+def draw_ids(rng: np.random.Generator, count: int) -> IdArray:
+    """Return token ids as frequent as those of texts are (Zipf)."""
+    return (rng.zipf(1.2, count) % 150_000).astype(np.int32)
+
+
+def session(session_id: str, task: IdArray, rng: np.random.Generator) -> list[Turn]:
+    """Return the turns of a rollout; ``task``: its first prompt."""
     turns: list[Turn] = []
     for index, parent in enumerate(PARENTS):
         agent = index in (2, 3)
@@ -43,8 +48,8 @@ def session(session_id: str, rng: np.random.Generator) -> list[Turn]:
             index,
             parent=parent,
             prompt_kept=kept,
-            prompt_new=rng.integers(0, 150_000, 300 if parent is not None else 3000, np.int32),
-            output_ids=rng.integers(0, 150_000, 200, np.int32),
+            prompt_new=task if parent is None else draw_ids(rng, 300),
+            output_ids=draw_ids(rng, 200),
             output_logprobs=-rng.exponential(0.3, 200).astype(np.float32),
             started_at=1000.0 + index,
             request={"messages": [{"role": "user", "content": f"{index}: " + "line\n" * 300}]},
@@ -58,14 +63,15 @@ def session(session_id: str, rng: np.random.Generator) -> list[Turn]:
     return turns
 
 
-def fill(store: RunStore, rollouts: int) -> None:
-    """Store so many rollouts, eight to a group and 64 to a step."""
-    rng = np.random.default_rng(0)
-    for number in range(rollouts):
+def fill(store: RunStore, rollouts: int, start: int = 0) -> None:
+    """Store so many rollouts from a number on, eight to a group and 64 to a step."""
+    rng = np.random.default_rng(start)
+    for number in range(start, start + rollouts):
         rollout_id = f"train-{number // 64:06}-{number // 8 % 8:02}-{number % 8:02}"
         record = a_rollout(rollout_id, turns=6, sampled_tokens=1200, trained_tokens=1200)
         store.add_session(record.session_id, {})
-        for turn in session(record.session_id, rng):
+        task = draw_ids(np.random.default_rng(number // 8), 3000)
+        for turn in session(record.session_id, task, rng):
             store.add_turn(turn)
         store.put_rollout(record)
 

@@ -1,0 +1,177 @@
+"""Every benchmark: its command, what its figures are compared with, and the limit that physics or
+the work itself sets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """One command that measures."""
+
+    name: str
+    """Of its output in ``docs/performance/``."""
+    command: str
+    """Module of this package, and arguments."""
+    measures: str
+    baseline: str
+    """What it is compared with in the same run."""
+    limit: str
+    """What cannot be beaten, or the bar."""
+    minutes: float
+    """On two idle cores, about."""
+
+
+BENCHMARKS = (
+    Benchmark(
+        "growth",
+        "bench_growth --plot docs/performance/growth.png",
+        "costs of gateway, store, report, dump and driver over the size of the work",
+        "the smallest size",
+        "the exponent of work that is done once for what is new",
+        12,
+    ),
+    Benchmark(
+        "tree",
+        "bench_tree",
+        "training on a prefix tree, on recorded steps",
+        "shared first prompts, and a row per sample",
+        "tokens of the tree over those of the rows",
+        15,
+    ),
+    Benchmark(
+        "gateway",
+        "bench_gateway --long",
+        "a turn's CPU time in the gateway up to 66,000 tokens",
+        "an adapter that renders each request whole",
+        "passing the prompt on, unread",
+        6,
+    ),
+    Benchmark(
+        "gateway_many",
+        "bench_gateway --many 1000 --rate 40",
+        "how long turns of 1,000 sessions take by the clock",
+        "-",
+        "p99 below 50 ms",
+        3,
+    ),
+    Benchmark(
+        "gateway_fairness",
+        "bench_gateway_fairness --holds --width 30 --seconds 4",
+        "how long one session's attack holds the gateway's loop",
+        "no attack",
+        "50 ms",
+        4,
+    ),
+    Benchmark(
+        "overlap",
+        "bench_overlap",
+        "steps per hour of asynchronous campaigns, in virtual time",
+        "synchronous steps; the field's rules of staleness",
+        "training alone (3.3x)",
+        3,
+    ),
+    Benchmark(
+        "asynchronous",
+        "bench_asynchronous",
+        "asynchronous campaigns of real processes whose tests are slow",
+        "rollouts and training in turns",
+        "the rollouts alone",
+        5,
+    ),
+    Benchmark(
+        "engine",
+        "bench_engine --threads 1",
+        "tokens per second of the embedded engine",
+        "transformers.generate, one by one and as one batch",
+        "-",
+        5,
+    ),
+    Benchmark("store", "bench_store", "a turn made durable", "-", "the disk", 1),
+    Benchmark("dump", "bench_dump", "export in each format", "-", "100 MB/s of JSONL", 2),
+    Benchmark(
+        "sandbox",
+        "bench_sandbox",
+        "a rollout without its model calls",
+        "-",
+        "the agent's own processes",
+        3,
+    ),
+    Benchmark("rows", "bench_rows", "100,000 rows of tasks read", "the cache", "the disk", 3),
+    Benchmark("help", "bench_help", "start of the command line", "-", "an empty Python program", 1),
+    Benchmark(
+        "routing",
+        "bench_routing",
+        "mismatch of rollout and training with routing replay",
+        "without replay",
+        "the engine's rounding",
+        6,
+    ),
+    Benchmark(
+        "routing_alarms",
+        "bench_routing_alarms --steps 50 --seeds 0 1 2",
+        "alarms on injected faults of routing, and their cost",
+        "healthy steps",
+        "no false alarm, none missed",
+        20,
+    ),
+    Benchmark(
+        "hostile",
+        "bench_hostile",
+        "outcomes of 500 random hostile programs",
+        "500 honest ones",
+        "1.5 times the memory",
+        15,
+    ),
+    Benchmark(
+        "crash",
+        "bench_crash --kills 20 --campaigns 4",
+        "differences after kill -9 and resume",
+        "an undisturbed campaign",
+        "none",
+        20,
+    ),
+    Benchmark(
+        "campaign",
+        "bench_campaign --seeds 0",
+        "solve rate, time and memory of a whole campaign",
+        "the starting policy",
+        "1.0",
+        5,
+    ),
+    Benchmark(
+        "curriculum",
+        "bench_curriculum --seeds 0 1 2",
+        "tokens to a solve rate by the order of tasks",
+        "each task once per epoch",
+        "0.7 of the tokens",
+        120,
+    ),
+    Benchmark(
+        "advantages",
+        "bench_advantages runs/advantages --seeds 0 1",
+        "campaigns with each estimator of advantages",
+        "grpo",
+        "-",
+        120,
+    ),
+    Benchmark(
+        "cheating_policy",
+        "bench_cheating_policy --canaries 1 --steps 30",
+        "what the cheats of a policy earn that was shown to cheat",
+        "no canaries",
+        "none is paid",
+        20,
+    ),
+    Benchmark(
+        "trl",
+        "bench_trl",
+        "gradients and advantages against TRL's trainer (needs an environment of its own)",
+        "TRL",
+        "float32's rounding",
+        5,
+    ),
+)
+"""In the order of the page."""

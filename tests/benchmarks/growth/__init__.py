@@ -1,0 +1,1 @@
+"""Curves of costs over the size of the work, for ``bench_growth.py``."""
