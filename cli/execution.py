@@ -35,7 +35,9 @@ def execute_campaign(job: Job) -> CampaignResult:
 
     report_head(job.config, job.run_dir)
     job.write_config()
-    return run_campaign(job.config, job.run_dir, resume=job.resume, rewind=job.rewind)
+    return run_campaign(
+        job.config, job.run_dir, resume=job.resume, rewind=job.rewind, replayed=job.replayed
+    )
 
 
 def check_evaluations(jobs: Sequence[Job], benchmark: str, *, uses_policy: bool = True) -> None:

@@ -50,6 +50,8 @@ class Job:
     resume: bool = False
     rewind: bool = False
     """Repeat the steps of a resumed campaign whose checkpoints are lost."""
+    replayed: Path | None = None
+    """Directory of the run whose schedule it repeats."""
 
     def changes(self) -> dict[str, Any]:
         """Return the keys whose values differ from the defaults, with their values."""
@@ -115,6 +117,27 @@ def new_jobs(overrides: list[str], config_file: Path | None = None, *, kind: str
         )
         for number, (config, label) in enumerate(zip(configs, labels, strict=True))
     ]
+
+
+def replaying_job(run_dir: Path, overrides: list[str]) -> Job:
+    """Return a job that repeats the asynchronous campaign in ``run_dir`` in a directory of its own.
+
+    Only keys that do not alter its result may differ. Raises ConfigError, JobError or StoreError.
+    """
+    from runners.store.run_store import RunStore
+
+    with RunStore.open(run_dir, read_only=True) as store:
+        stored = store.config()
+        if not store.schedule():
+            raise JobError(
+                f"{run_dir} has no schedule to replay: a run of run.overlap=none is repeated by "
+                f"`agentrl run --config {run_dir / CONFIG_FILE}`"
+            )
+    if not any(line.startswith("run.dir=") for line in overrides):
+        overrides = [*overrides, f"run.dir={_fresh_dir('replay')}"]
+    config = resume_config(stored, overrides, also=("run.dir",))
+    assert config.run.dir is not None
+    return Job(config, config.run.dir, "", replayed=run_dir.absolute())
 
 
 def new_job(overrides: list[str], *, kind: str) -> Job:

@@ -71,6 +71,15 @@ def run(
             "the steps after it are dropped and repeated.",
         ),
     ] = False,
+    replay_schedule: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Repeat the asynchronous run in this directory: the same groups are trained "
+            "together, and the same weights sample each token.",
+            show_default=False,
+        ),
+    ] = None,
     config: Annotated[
         Path | None,
         typer.Option(
@@ -97,14 +106,19 @@ def run(
         raise typer.BadParameter("--resume takes its configuration from the run; drop --config")
     if rewind and resume is None:
         raise typer.BadParameter("--rewind continues a run: name it with --resume RUN")
-    from cli.jobs import new_jobs, resumed_job
+    if replay_schedule is not None and (resume is not None or config is not None):
+        raise typer.BadParameter(
+            "--replay-schedule takes its configuration from the run: drop --resume and --config"
+        )
+    from cli.jobs import new_jobs, replaying_job, resumed_job
 
     lines = overrides or []
-    jobs = (
-        [resumed_job(resume, lines, rewind=rewind)]
-        if resume is not None
-        else new_jobs(lines, config)
-    )
+    if resume is not None:
+        jobs = [resumed_job(resume, lines, rewind=rewind)]
+    elif replay_schedule is not None:
+        jobs = [replaying_job(replay_schedule, lines)]
+    else:
+        jobs = new_jobs(lines, config)
     if jobs[0].config.launch.kind == "local":
         raise typer.Exit(_run_here(jobs, invocation, dry_run=dry_run, as_json=as_json))
     from cli.cluster_run import ClusterRun

@@ -21,6 +21,7 @@ from conf.schema import Config
 from runners.campaign.drain import pause_turns
 from runners.campaign.group_runner import GroupRunner, note_final
 from runners.campaign.overlap.producer import GroupProducer
+from runners.campaign.overlap.recorded import RecordedSchedule
 from runners.campaign.overlap.run_schedule import RunSchedule
 from runners.campaign.overlap.steps import OverlappedSteps
 from runners.campaign.result import metrics_rows, summarize_evaluation
@@ -58,6 +59,7 @@ class Campaign:
         tokenizer: Path,
         resumed: checkpoint.Checkpoint | None,
         served: int,
+        recorded: RecordedSchedule | None,
         tasks: Sequence[Task],
         examples: Examples | None,
         teacher: Teacher | None,
@@ -66,12 +68,15 @@ class Campaign:
         metrics: MetricsWriter,
         draining: asyncio.Event,
     ) -> None:
-        """``resumed``: the newest checkpoint; ``served``: version of the engine's weights."""
+        """Prepare to run. ``resumed``: the newest checkpoint; ``served``: version of the engine's
+        weights; ``recorded``: the schedule that is replayed.
+        """
         self._config = config
         self._store = store
         self._services = services
         self._resumed = resumed
         self._served = served
+        self._recorded = recorded
         train_tasks = [task for task in tasks if task.split == "train"]
         self._sampler = StepSampler(config, store, train_tasks, self._note_sampler_failure)
         self._held_out_tasks = [task for task in tasks if task.split == "held_out"]
@@ -126,7 +131,7 @@ class Campaign:
 
     async def _run_overlapped(self) -> None:
         """Run the steps whose rollouts and training overlap."""
-        schedule = RunSchedule(self._config, self._store)
+        schedule = RunSchedule(self._config, self._store, self._recorded)
         steps = OverlappedSteps(
             self._config,
             self._store,
@@ -139,11 +144,18 @@ class Campaign:
             load=self._load_weights,
             after_step=self._note_overlapped,
             evaluate=self._evaluate,
+            count_planned=self._count_planned,
         )
         size = self._config.run.tasks_per_step * self._config.run.rollouts_per_task
         self._progress.begin_phase("rollouts", size)
         self._overlapping = True
         await steps.run(self._resumed)
+
+    async def _count_planned(self) -> dict[int, int]:
+        """Return how many tokens of planned requests the engine has sampled, by version."""
+        engine = self._services.engine
+        assert isinstance(engine, HttpEngine), "by the rules of the configuration"
+        return await engine.count_planned_tokens()
 
     def _note_overlapped(self, step: int, metrics: dict[str, Any]) -> None:
         self._progress.add_step_metrics(step, metrics)

@@ -7,6 +7,7 @@ weights, and count as the run that it no longer is.
 from __future__ import annotations
 
 from runners.store.run_store import RunStore
+from runners.store.store_error import StoreError
 from runners.training.checkpoint import (
     CHECKPOINTS,
     OPTIMIZER,
@@ -16,6 +17,9 @@ from runners.training.checkpoint import (
     find_latest,
 )
 
+REPLAY = "replay"
+"""Event of a run that replays another one's schedule."""
+
 
 def check_resumable(store: RunStore, *, rewind: bool = False) -> None:
     """Raise StoreError or CheckpointError (exit code 5) unless the local trainer can continue the
@@ -24,6 +28,11 @@ def check_resumable(store: RunStore, *, rewind: bool = False) -> None:
     The newest checkpoint must be that of the last finished step, or of the step after it: a
     checkpoint is written before its step's row. With ``rewind`` it may be an older one, or none.
     """
+    if store.events(REPLAY):
+        raise StoreError(
+            f"{store.run_dir} replays the schedule of another run, which is done from its start: "
+            "give --replay-schedule again, with another run.dir"
+        )
     store.verify_arrays()
     done, saved = _last_step(store), find_latest(store.run_dir / CHECKPOINTS)
     if saved is not None:

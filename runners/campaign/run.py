@@ -14,9 +14,10 @@ from conf.lora import find_served_lora
 from conf.schema import Config
 from conf.sections.training import LocalTrainerConfig
 from runners.campaign.loop import Campaign
+from runners.campaign.overlap.recorded import RecordedSchedule
 from runners.campaign.overlap.steps import find_served
 from runners.campaign.result import CampaignResult, summarize
-from runners.campaign.resumption import check_resumable, rewind_store
+from runners.campaign.resumption import REPLAY, check_resumable, rewind_store
 from runners.concurrency.task_group import task_group
 from runners.engines.adapters import ADAPTER_NAME
 from runners.engines.teacher import Teacher
@@ -42,13 +43,22 @@ if TYPE_CHECKING:
 START = "start"
 """Directory of the adapters of a run's start, among its checkpoints."""
 
+WEIGHT_PLAN = "weight_plan.json"
+"""File of the weights that sampled each token of a run that is replayed, in the run directory."""
+
 
 def run_campaign(
-    config: Config, run_dir: Path, *, resume: bool = False, rewind: bool = False
+    config: Config,
+    run_dir: Path,
+    *,
+    resume: bool = False,
+    rewind: bool = False,
+    replayed: Path | None = None,
 ) -> CampaignResult:
     """Run, or continue, the campaign in ``run_dir``; return how it ended.
 
-    With ``rewind`` a resumed campaign drops the steps whose checkpoints are lost, and repeats them.
+    With ``rewind`` a resumed campaign drops the steps whose checkpoints are lost, and repeats
+    them; with ``replayed`` a new one repeats the schedule of the run in that directory.
 
     Raises AgentrlError only for what makes a start impossible (a directory that holds another run,
     a damaged store); what happens later is in the result's ``exit_code`` and ``message``.
@@ -62,18 +72,27 @@ def run_campaign(
         _show_earlier(progress, store)
         driver = RunDriver(config, store, progress)
         end = driver.run(
-            partial(_run, config, store, progress, driver), partial(write_reward_curve, store)
+            partial(_run, config, store, progress, driver, replayed),
+            partial(write_reward_curve, store),
         )
         summary = summarize(store, wall_s=end.wall_s)
     return CampaignResult(summary, end.exit_code, end.message, stop_requested=end.stop_requested)
 
 
-async def _run(config: Config, store: RunStore, progress: Progress, driver: RunDriver) -> None:
+async def _run(
+    config: Config,
+    store: RunStore,
+    progress: Progress,
+    driver: RunDriver,
+    replayed: Path | None,
+) -> None:
     writer = MetricsWriter(store.run_dir, tensorboard=config.observe.tensorboard)
     metrics = metrics_faults(config.faults, store, writer)
     try:
         policy = await driver.policy()
-        async with _open_campaign(config, policy, store, progress, metrics, driver) as campaign:
+        async with _open_campaign(
+            config, policy, store, progress, metrics, driver, replayed
+        ) as campaign:
             await campaign.run()
     finally:
         writer.close()
@@ -87,6 +106,7 @@ async def _open_campaign(
     progress: Progress,
     metrics: MetricsWriter,
     driver: RunDriver,
+    replayed: Path | None,
 ) -> AsyncIterator[Campaign]:
     """Start services, trainer and tasks side by side, from the newest checkpoint if there is one;
     yield the campaign and stop everything afterwards.
@@ -94,6 +114,11 @@ async def _open_campaign(
     saved = checkpoint.find_latest(store.run_dir / checkpoint.CHECKPOINTS)
     adapter = ADAPTER_NAME if find_served_lora(config) is not None else None
     version, served = find_served(config, store, saved)
+    recorded = plan = None
+    if replayed is not None:
+        store.event(REPLAY, {"run": str(replayed)})
+        plan = store.run_dir / WEIGHT_PLAN
+        recorded = await asyncio.to_thread(RecordedSchedule, replayed, config, plan)
     async with AsyncExitStack() as exits:
         async with task_group() as starting:
             services = starting.create_task(
@@ -107,6 +132,7 @@ async def _open_campaign(
                         watch=progress.watch,
                         on_service_exit=driver.note_service_exit,
                         adapter=adapter,
+                        weight_plan=plan,
                     )
                 )
             )
@@ -137,6 +163,7 @@ async def _open_campaign(
             tokenizer=policy.tokenizer,
             resumed=saved,
             served=version,
+            recorded=recorded,
             tasks=tasks.result(),
             examples=examples.result(),
             teacher=_connect_teacher(config, exits),

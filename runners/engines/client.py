@@ -154,6 +154,13 @@ class HttpEngine(EngineClient):
         finally:
             await self.post("/continue_generation", {}, deadline_s=LOADS_DEADLINE_S)
 
+    async def count_planned_tokens(self) -> dict[int, int]:
+        """Return how many tokens of planned requests the embedded engine has sampled, by version of
+        their weights; raises EngineError.
+        """
+        raw = await self.request_bytes("GET", "/server_info", deadline_s=LOADS_DEADLINE_S)
+        return {int(key): n for key, n in orjson.loads(raw)["planned_tokens"].items()}
+
     async def _update_weights(self, path: Path, version: int, deadline_s: float) -> None:
         if self._adapter is not None:
             await load_adapter(self, self._adapter, path, version, deadline_s=deadline_s)

@@ -37,12 +37,14 @@ async def start_engine(
     version: int,
     *,
     with_adapters: bool = False,
+    weight_plan: Path | None = None,
 ) -> str:
     """Start the engine that the configuration names; return its URL.
 
     An engine that is already running (engine=sglang, vllm, openai, anthropic) is not started.
     ``weights`` of ``version`` are loaded. ``with_adapters``: it can load those of ``trainer.lora``
-    beside them. Raises ServiceError if it does not become ready.
+    beside them. ``weight_plan``: file of those that each token waits for (embedded engine). Raises
+    ServiceError if it does not become ready.
     """
     engine = config.engine
     if isinstance(engine, SglangEngineConfig | FixedEngineConfig):
@@ -61,6 +63,8 @@ async def start_engine(
     else:
         module, start_s = "runners.engines.embedded", START_DEADLINE_S
         settings = _embedded_settings(config, engine, weights, tokenizer, version, starter.run_dir)
+        if weight_plan is not None:
+            settings["weight_plan"] = str(weight_plan)
     service = await starter.start("engine", module, settings, deadline_s=start_s)
     return str(service.info["url"])
 

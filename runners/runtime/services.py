@@ -95,13 +95,15 @@ async def start_services(
     watch: AttemptWatch,
     on_service_exit: Callable[[ServiceError], None],
     adapter: str | None = None,
+    weight_plan: Path | None = None,
 ) -> AsyncIterator[Services]:
     """Start everything and yield it; stop it when the context is left.
 
     The engine serves ``weights`` of ``version``; None: those that a running engine has already.
     ``tokenizer`` None: it takes texts. ``adapter``: name of the LoRA adapters that every generation
     uses, and that the caller loads first (``Services.engine.update_weights``). ``on_service_exit``
-    is called when a service exits by itself. Raises AgentrlError.
+    is called when a service exits by itself. ``weight_plan``: the file of a replayed run's weights
+    (embedded engine). Raises AgentrlError.
     """
     run_dir = store.run_dir
     ledger = Ledger(store)
@@ -113,7 +115,13 @@ async def start_services(
         async with task_group() as starting:
             engine_url = starting.create_task(
                 start_engine(
-                    config, starter, weights, tokenizer, version, with_adapters=adapter is not None
+                    config,
+                    starter,
+                    weights,
+                    tokenizer,
+                    version,
+                    with_adapters=adapter is not None,
+                    weight_plan=weight_plan,
                 )
             )
             sandboxes = starting.create_task(_make_backend(config, exits, run_dir))

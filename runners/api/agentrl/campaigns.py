@@ -64,6 +64,7 @@ def run(
     *,
     resume: AnyPath | None = None,
     rewind: bool = False,
+    replay_schedule: AnyPath | None = None,
     config: AnyPath | None = None,
     config_dir: AnyPath | None = None,
 ) -> FinishedRun:
@@ -77,11 +78,14 @@ def run(
 
     def work() -> FinishedRun:
         from cli.execution import check_campaigns, execute_campaign
-        from cli.jobs import new_jobs, resumed_job
+        from cli.jobs import new_jobs, replaying_job, resumed_job
 
         _use_config_dir(config_dir)
         if resume is not None:
             job = resumed_job(to_path("resume", resume), _check_words(overrides), rewind=rewind)
+        elif replay_schedule is not None:
+            replayed = to_path("replay_schedule", replay_schedule)
+            job = replaying_job(replayed, _check_words(overrides))
         else:
             file = None if config is None else to_path("config", config)
             job = _single(new_jobs(_check_words(overrides), file))

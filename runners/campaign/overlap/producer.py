@@ -20,6 +20,9 @@ from runners.runtime.driver import Interrupted
 from runners.training.advantages import StepGroups
 from runners.trajectory.record import RolloutRecord
 
+REPLAY_POLL_S = 0.02
+"""Time between looks at whether a replayed group may begin."""
+
 
 class GroupProducer:
     """The groups in flight; its tasks end with the task group that ``open`` is given."""
@@ -99,6 +102,8 @@ class GroupProducer:
         self._changed.set()
 
     async def _run(self, group: int, specs: Sequence[RolloutSpec]) -> None:
+        while not self._schedule.may_begin(group):
+            await asyncio.sleep(REPLAY_POLL_S)
         records = await self._runner.run_group(specs, partial(self._note_start, group))
         if records is not None:
             await self._finish(group, records)
@@ -112,9 +117,10 @@ class GroupProducer:
     async def _finish(self, group: int, records: Sequence[RolloutRecord]) -> None:
         """Let a complete group be trained, or replace it."""
         state = self._schedule.state
-        if StepGroups(self._config, records).untrainable and not self._draining.is_set():
+        untrainable = bool(StepGroups(self._config, records).untrainable)
+        if not self._draining.is_set():
             async with self._admitting:
-                if state.may_replace:
+                if self._schedule.is_replaced(group, untrainable=untrainable):
                     await self._deal(state.replace(group))
                     return
         self._schedule.log(state.ready(group))

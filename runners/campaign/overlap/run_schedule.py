@@ -6,11 +6,13 @@ state of the log and goes on as the killed one would have.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from conf.schema import Config
 from runners.campaign.overlap.events import Admit, Batch, Event, from_row, to_row
 from runners.campaign.overlap.limits import OverlapLimits
+from runners.campaign.overlap.recorded import RecordedSchedule
 from runners.campaign.overlap.scheduler import GroupScheduler
 from runners.campaign.step_training import count_supervised
 from runners.store.run_store import RunStore
@@ -40,22 +42,58 @@ def find_limits(config: Config) -> OverlapLimits:
 class RunSchedule:
     """A ``GroupScheduler`` with its log; written by the driver alone."""
 
-    def __init__(self, config: Config, store: RunStore) -> None:
-        """Read the log; raises ScheduleError if it contradicts itself or the limits."""
+    def __init__(
+        self, config: Config, store: RunStore, recorded: RecordedSchedule | None = None
+    ) -> None:
+        """Read the log; raises ScheduleError if it contradicts itself or the limits.
+
+        ``recorded``: the schedule that the run replays.
+        """
         rows = store.schedule()
         self._store = store
+        self.recorded = recorded
         self._groups = config.run.tasks_per_step
         self._before = count_supervised(config)
-        self.state = GroupScheduler.rebuild(find_limits(config), rows)
+        limits = find_limits(config)
+        if recorded is not None:  # whose groups were replaced within the limit, at other times
+            limits = replace(limits, spares=len(recorded.replaced))
+        self.state = GroupScheduler.rebuild(limits, rows)
         self.tasks: dict[int, str] = {}
         """Task of each group that was admitted."""
         self._replaced: list[int] = []
+        self._replaced_before: set[int] = set()
         self.left_out: tuple[int, ...] = ()
         """Groups without signal that were replaced while the batch in training gathered."""
         for kind, body in rows:
             event = from_row(kind, body)
             if event is not None:
                 self._follow(event, body)
+
+    def next_batch(self) -> Batch | None:
+        """Take the next batch, the recorded one in a replay; None as long as it is not ready."""
+        if self.recorded is None:
+            return self.state.batch()
+        recorded = self.recorded.batches[self.state.version + 1]
+        if not self.state.waiting.issuperset(recorded.groups):
+            return None
+        if not self._replaced_before.issuperset(self.recorded.left_out[recorded.number]):
+            return None
+        return self.state.take(recorded.groups)
+
+    def may_begin(self, group: int) -> bool:
+        """Return whether a group may begin with the present weights."""
+        return self.recorded is None or self.recorded.starts[group] <= self.state.version
+
+    def is_replaced(self, group: int, *, untrainable: bool) -> bool:
+        """Return whether a complete group is replaced by the next deal."""
+        if self.recorded is not None:
+            return group in self.recorded.replaced
+        return untrainable and self.state.may_replace
+
+    def not_begun(self, groups: set[int]) -> set[int]:
+        """Return those of the groups that have not begun."""
+        pending = self.state.pending
+        return {g for g in groups if g >= self.state.admitted or pending.get(g, 0) is None}
 
     @property
     def version(self) -> int:
@@ -91,5 +129,8 @@ class RunSchedule:
             self.tasks[event.group] = body["task"]
             if event.replaces is not None:
                 self._replaced.append(event.replaces)
+                self._replaced_before.add(event.replaces)
         elif isinstance(event, Batch):
             self.left_out, self._replaced = tuple(self._replaced), []
+            if self.recorded is not None:
+                self.left_out = self.recorded.left_out[event.number]

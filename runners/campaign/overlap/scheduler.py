@@ -150,6 +150,11 @@ class GroupScheduler:
         versions = tuple(self._known(group) for group in groups)
         return self._apply(Batch(self.version + 1, groups, versions))
 
+    def take(self, groups: tuple[int, ...]) -> Batch:
+        """Take these ready groups as the next batch, as a schedule says that is replayed."""
+        versions = tuple(self._known(group) for group in groups)
+        return self._apply(Batch(self.version + 1, groups, versions))
+
     def updated(self, version: int) -> Switch:
         """Note that the batch in training is trained, and rollouts have its weights ``version``."""
         return self._apply(Switch(version))

@@ -8,13 +8,15 @@ every batch once, in the composition that the log names.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from conf.schema import Config
 from runners.campaign.overlap.events import Batch, ScheduleError
-from runners.campaign.overlap.producer import GroupProducer
+from runners.campaign.overlap.producer import REPLAY_POLL_S, GroupProducer
+from runners.campaign.overlap.recorded import RecordedSchedule
 from runners.campaign.overlap.run_schedule import RunSchedule
 from runners.campaign.schedule import evaluation_due
 from runners.campaign.step_training import StepTraining
@@ -39,10 +41,11 @@ class OverlappedSteps:
         load: Callable[[checkpoint.Checkpoint], Awaitable[None]],
         after_step: Callable[[int, dict[str, Any]], None],
         evaluate: Callable[[int], Awaitable[object]],
+        count_planned: Callable[[], Awaitable[dict[int, int]]],
     ) -> None:
         """Prepare to run. ``served``: version of the engine's weights; ``load`` gives it others;
         ``after_step`` is told of each step that is durable; ``evaluate`` runs an evaluation unless
-        it was made.
+        it was made; ``count_planned`` counts what a replay has sampled, by version.
         """
         self._config = config
         self._store = store
@@ -53,6 +56,7 @@ class OverlappedSteps:
         self._load = load
         self._after_step = after_step
         self._evaluate = evaluate
+        self._count_planned = count_planned
         self._gathered_at = self._ended_at = time.monotonic()
 
     async def run(self, saved: checkpoint.Checkpoint | None) -> None:
@@ -75,7 +79,7 @@ class OverlappedSteps:
 
     async def _gather(self) -> Batch:
         """Return the next batch, once its groups are ready and nobody would be late for it."""
-        while (batch := self._schedule.state.batch()) is None:
+        while (batch := self._schedule.next_batch()) is None:
             await self._producer.wait_for_change()
         self._schedule.log_batch(batch)
         return batch
@@ -101,6 +105,8 @@ class OverlappedSteps:
         state = self._schedule.state
         while not state.may_update:
             await self._producer.wait_for_change()
+        if self._schedule.recorded is not None:
+            await self._await_recorded(self._schedule.recorded)
         if self._served != saved.step:
             await self._load(saved)
             self._served = saved.step
@@ -109,6 +115,27 @@ class OverlappedSteps:
         if evaluation_due(self._config, saved.step):
             await self._producer.wait_until_idle()
             await self._evaluate(saved.step)
+
+    async def _await_recorded(self, recorded: RecordedSchedule) -> None:
+        """Return once everything is sampled that the recorded run sampled before this update;
+        raises ScheduleError if that does not come.
+        """
+        version = self._schedule.version
+        wanted = {v: n for v, n in recorded.tokens.items() if v <= version}
+        groups = {g for g, v in recorded.starts.items() if v <= self._schedule.state.version}
+        ends = time.monotonic() + self._config.rollout.deadlines.guard_s
+        while True:
+            sampled, waiting = await self._count_planned(), self._schedule.not_begun(groups)
+            missing = {v: n - sampled.get(v, 0) for v, n in wanted.items()}
+            if not waiting and all(number <= 0 for number in missing.values()):
+                return
+            if time.monotonic() > ends:
+                raise ScheduleError(
+                    f"the replay of {recorded.run_dir} differs before update {version + 1}: "
+                    f"groups {sorted(waiting)} have not begun, tokens by version are missing: "
+                    f"{missing}"
+                )
+            await asyncio.sleep(REPLAY_POLL_S)
 
 
 def find_served(

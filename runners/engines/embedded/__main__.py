@@ -48,6 +48,8 @@ class EngineSettings(BaseModel):
     weights: Literal["float32", "bfloat16", "int8"] = "float32"
     """As ``Precision.weights``."""
     router_noise: float = Field(0.0, ge=0)
+    weight_plan: Path | None = None
+    """The weights that each token is to be sampled with (``weight_plan.py``); None: the newest."""
     run_dir: Path | None = None
     """Folder for diagnostics; None: none are written."""
     watchdog_s: float = Field(0.0, ge=0)
@@ -64,6 +66,7 @@ async def serve(settings: EngineSettings, listener: socket.socket) -> None:
     from runners.engines.embedded.core import EngineCore
     from runners.engines.embedded.rounding import Precision
     from runners.engines.embedded.server import EngineServer
+    from runners.engines.embedded.weight_plan import WeightPlan
 
     core = EngineCore(
         settings.model_path,
@@ -75,7 +78,9 @@ async def serve(settings: EngineSettings, listener: socket.socket) -> None:
         threads=settings.threads,
         precision=Precision(settings.weights, settings.router_noise),
     )
-    app = EngineServer(core).application()
+    plan = settings.weight_plan
+    plans = WeightPlan({}) if plan is None else WeightPlan.read(plan)
+    app = EngineServer(core, plans).application()
     runner = web.AppRunner(
         app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S
     )

@@ -43,6 +43,8 @@ class SchedulerLoad:
     cached_tokens: int
     steps: int
     generated_tokens: int
+    planned_tokens: dict[int, int]
+    """As ``Scheduler.planned_tokens``."""
 
 
 class EngineCore:
@@ -121,15 +123,19 @@ class EngineCore:
         sampling: RequestSampling,
         routing_start: int | None = None,
         logprob_start: int | None = None,
+        plan: IdArray | None = None,
     ) -> RequestResult:
         """Run one request to its end; ``prompt`` is int32 [n]. Cancelling the call aborts it.
+
+        ``plan``: versions of the weights that its tokens wait for, see ``Request.plan``.
 
         Raises EngineError 400 for a request that cannot be run, and for an ``rid`` in use.
         """
         self._check(prompt, sampling)
         if rid in self._live:
             raise EngineError(f"Duplicate request ID detected: {rid}", status=400)
-        request = Request(rid, prompt, sampling, routing_start, logprob_start, time.monotonic())
+        now = time.monotonic()
+        request = Request(rid, prompt, sampling, routing_start, logprob_start, now, plan=plan)
         self._live.add(rid)
         try:
             self._post(lambda: self._scheduler.waiting.append(request), request.result)
@@ -246,6 +252,7 @@ class EngineCore:
                 cached_tokens=scheduler.cache.tokens,
                 steps=scheduler.steps,
                 generated_tokens=scheduler.generated_tokens,
+                planned_tokens=dict(scheduler.planned_tokens),
             )
 
         return await self._call(read)
@@ -320,7 +327,7 @@ class EngineCore:
         return load_rounded(directory, self.precision)
 
     def _has_work(self) -> bool:
-        return not self.paused and not self._scheduler.idle
+        return not self.paused and self._scheduler.has_work
 
     def _stopped(self) -> EngineError:
         return EngineError(f"the engine has stopped ({self.failure or 'closed'})", status=500)

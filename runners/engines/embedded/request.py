@@ -81,6 +81,8 @@ class Request:
     """Sampled before the request was put back into the queue (retraction)."""
     logprobs: LogprobArray = field(default_factory=lambda: np.empty(0, dtype=np.float32))
     weight_versions: IdArray = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    plan: IdArray | None = None
+    """Version of the weights that each token is to be sampled with, int32 [m > 0]; None: any."""
     routing: RoutingArray | None = None
     """The rows that sampled these tokens, int16 [output, layers, top_k]: computed again after the
     retraction, they may be those of other weights.
@@ -90,6 +92,10 @@ class Request:
     def ids(self) -> IdArray:
         """Return the tokens that the row needs before the next one is sampled, int32 [n]."""
         return np.concatenate([self.prompt, self.output_ids])
+
+    def waits_for_weights(self, sampled: int, version: int) -> bool:
+        """Return whether its next token, after so many, is to have newer weights than these."""
+        return self.plan is not None and bool(self.plan[min(sampled, len(self.plan) - 1)] > version)
 
     @property
     def max_tokens(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -54,6 +54,8 @@ class Scheduler:
         self.cache = PrefixCache()
         self.steps = 0
         self.generated_tokens = 0
+        self.planned_tokens: Counter[int] = Counter()
+        """Tokens of requests with a plan, by the version of the weights that sampled them."""
         self._epoch = 0
         self._tokenizer = tokenizer
 
@@ -61,6 +63,11 @@ class Scheduler:
     def idle(self) -> bool:
         """Return whether nothing runs or waits."""
         return not self.rows.used and not self.waiting
+
+    @property
+    def has_work(self) -> bool:
+        """Return whether something runs, or waits for no other weights."""
+        return bool(self.rows.used) or any(not self._is_held(request) for request in self.waiting)
 
     def step(self) -> None:
         """Advance the running requests by one forward pass and resolve those that end."""
@@ -82,6 +89,7 @@ class Scheduler:
         if sampled:
             self._append(ids, logprobs)
             self._finish(ids)
+            self._hold()
 
     def abort(self, matches: Callable[[str], bool]) -> None:
         """End every request whose rid matches; its result is what it has sampled so far."""
@@ -96,12 +104,15 @@ class Scheduler:
     def retract(self) -> None:
         """Put all running requests back into the queue; admission computes them again."""
         for row in reversed(range(self.rows.used)):
-            request = self.rows.requests[row]
-            request.routing = self.rows.output_routing(row)
-            request.output_ids, request.logprobs, request.weight_versions = self.rows.output(row)
-            request.retractions += 1
-            self.waiting.appendleft(request)
-            self.rows.remove(row)
+            self._retract(row)
+
+    def _retract(self, row: int) -> None:
+        request = self.rows.requests[row]
+        request.routing = self.rows.output_routing(row)
+        request.output_ids, request.logprobs, request.weight_versions = self.rows.output(row)
+        request.retractions += 1
+        self.waiting.appendleft(request)
+        self.rows.remove(row)
 
     def flush(self) -> None:
         """Forget all cached prefixes."""
@@ -133,6 +144,9 @@ class Scheduler:
         passed: list[Request] = []
         while self.waiting and rows.used < rows.count:
             request = self.waiting.popleft()
+            if self._is_held(request):
+                passed.append(request)
+                continue
             if reserved + request.max_tokens > self.cache_tokens:
                 self.waiting.appendleft(request)
                 break
@@ -142,6 +156,18 @@ class Scheduler:
             reserved += request.max_tokens
             self._start(request)
         self.waiting.extendleft(reversed(passed))
+
+    def _is_held(self, request: Request) -> bool:
+        return request.waits_for_weights(len(request.output_ids), self.weight_version)
+
+    def _hold(self) -> None:
+        """Put back the rows whose next token is to have newer weights."""
+        rows = self.rows
+        for row in reversed(range(rows.decoding)):
+            request = rows.requests[row]
+            sampled = int(rows.length[row]) - len(request.prompt)
+            if request.waits_for_weights(sampled, self.weight_version):
+                self._retract(row)
 
     def _shares_prefill(self, request: Request) -> bool:
         """Return whether a row in prefill is about to compute a large part of this prompt."""
@@ -278,6 +304,9 @@ class Scheduler:
         # a request for no tokens (max_new_tokens=0 only warms the cache) is at its limit already
         rows.length[:count] = np.minimum(at + 1, rows.limit[:count])
         self.generated_tokens += count
+        planned = sum(request.plan is not None for request in rows.requests[:count])
+        if planned:
+            self.planned_tokens[self.weight_version] += planned
 
     # --- endings ------------------------------------------------------------------------------
 

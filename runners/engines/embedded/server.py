@@ -26,6 +26,7 @@ from runners.engines.contract import EngineError
 from runners.engines.embedded.core import EngineCore
 from runners.engines.embedded.request import RequestSampling
 from runners.engines.embedded.validation import describe_errors
+from runners.engines.embedded.weight_plan import WeightPlan
 from runners.engines.embedded.wire import build_answer, parse_body, parse_generate
 
 BODY_BYTES = 64 << 20
@@ -118,6 +119,7 @@ class EngineServer:
     """The handlers of the endpoints; all other state is the core's."""
 
     core: EngineCore
+    plans: WeightPlan = field(default_factory=lambda: WeightPlan({}))
     weight_update_lock: WeightUpdateLock = field(default_factory=WeightUpdateLock)
 
     def application(self) -> web.Application:
@@ -149,7 +151,12 @@ class EngineServer:
         call = parse_generate(await request.read(), self.core.config.eos_token_ids)
         async with self.weight_update_lock.generation():
             done = await self.core.run(
-                call.rid, call.prompt, call.sampling, call.routing_start, call.logprob_start
+                call.rid,
+                call.prompt,
+                call.sampling,
+                call.routing_start,
+                call.logprob_start,
+                self.plans.take(call.rid, call.prompt),
             )
         return _json(build_answer(call, done, self.core))
 
@@ -233,6 +240,7 @@ class EngineServer:
                 "context_length": core.max_context_tokens,
                 "enable_return_routed_experts": True,
                 "paused": core.paused,
+                "planned_tokens": {str(key): n for key, n in load.planned_tokens.items()},
                 "internal_states": [
                     {
                         "num_running_reqs": load.running,

@@ -157,3 +157,30 @@ def test_a_staleness_of_zero_is_to_take_turns_bit_for_bit(
     miniature.finish(miniature.begin(*FEW, "run.overlap=stream", "run.staleness=0"))
     with turns.store() as one, miniature.store() as other:
         assert differences(account(one), account(other)) == []
+
+
+def test_a_replay_of_a_stream_has_its_checkpoints_bit_for_bit(
+    miniature: Miniature, tmp_path: Path
+) -> None:
+    """With other timing: more rollouts at once."""
+    miniature.finish(miniature.begin(*STREAM))
+    replay = Miniature(tmp_path / "replay", miniature.cache, miniature.policy)
+    replay.finish(
+        replay.start(
+            *("--replay-schedule", str(miniature.run_dir), f"run.dir={replay.run_dir}"),
+            "rollout.concurrency=8",
+        )
+    )
+    with miniature.store() as one, replay.store() as other:
+        assert_trained_once(other)
+        versions = [
+            [turn.output_versions.tolist() for turn in each.turns(record.session_id)]
+            for each in (one, other)
+            for record in each.rollouts(counts=True)
+        ]
+        assert versions[: len(versions) // 2] == versions[len(versions) // 2 :]
+        assert differences(account(one), account(other)) == []
+    again = replay.resume()
+    _, err = again.communicate()
+    assert again.returncode != 0
+    assert b"give --replay-schedule again" in err

@@ -23,8 +23,9 @@ from hypothesis import strategies as st
 from conf.compose import compose
 from conf.schema import Config
 from runners.campaign.group_runner import GroupRunner
-from runners.campaign.overlap.events import Batch, from_row
+from runners.campaign.overlap.events import Batch, ScheduleError, Start, from_row
 from runners.campaign.overlap.producer import GroupProducer
+from runners.campaign.overlap.recorded import RecordedSchedule
 from runners.campaign.overlap.run_schedule import RunSchedule
 from runners.campaign.overlap.steps import OverlappedSteps, find_served
 from runners.campaign.sampler import StepSampler
@@ -119,7 +120,13 @@ class World:
         self.ages: list[tuple[int, int]] = []
         self.trained: list[tuple[int, list[str]]] = []
         self.draining = asyncio.Event()
+        self.recorded: RecordedSchedule | None = None
         RunStore.create(run_dir, CONFIG).close()
+
+    def replay(self, run_dir: Path) -> None:
+        """Repeat the schedule of a finished run."""
+        self.recorded = RecordedSchedule(run_dir, self.config, self.run_dir / "plan.json")
+        assert self.drive()
 
     def drive(self, killed_at: float = float("inf")) -> bool:
         """Drive the run to its end; return False if it was killed before."""
@@ -153,7 +160,7 @@ class World:
         runner = GroupRunner(
             config, store, pool, sampler, progress=progress, draining=self.draining
         )
-        schedule = RunSchedule(config, store)
+        schedule = RunSchedule(config, store, self.recorded)
         steps = OverlappedSteps(
             config,
             store,
@@ -164,6 +171,7 @@ class World:
             load=self.load,
             after_step=lambda *_: None,
             evaluate=self.evaluate,
+            count_planned=self.count_planned,
         )
         await steps.run(saved)
 
@@ -198,6 +206,9 @@ class World:
     async def evaluate(self, step: int) -> None:
         assert step == self.served
 
+    async def count_planned(self) -> dict[int, int]:
+        return {}  # attempts here sample no tokens
+
     async def take_time(self, turns: int) -> None:
         for _ in range(self.dice.randrange(turns)):
             await asyncio.sleep(0)
@@ -206,6 +217,13 @@ class World:
         with RunStore.open(self.run_dir, read_only=True) as store:
             events = [from_row(*row) for row in store.schedule()]
         return [event for event in events if isinstance(event, Batch)]
+
+    def decisions(self) -> tuple[list[Batch], dict[int, int]]:
+        """Return what was trained together, and the first weights of each group."""
+        with RunStore.open(self.run_dir, read_only=True) as store:
+            events = [from_row(*row) for row in store.schedule()]
+        starts = {each.group: each.version for each in events if isinstance(each, Start)}
+        return self.batches(), starts
 
     def check(self) -> None:
         """Every batch was trained in the composition of the log, each rollout in one batch."""
@@ -309,3 +327,24 @@ def test_a_stop_leaves_a_run_that_goes_on(tmp_path: Path, mode: tuple[str, ...])
             assert len(world.batches()) <= STEPS
         assert world.drive()
         world.check()
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.sampled_from([STEP, STREAM]), st.integers(0, 10**6))
+def test_a_replay_makes_the_decisions_of_the_run_with_any_timing(
+    mode: tuple[str, ...], seed: int
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        recorded = World(Path(directory, "recorded"), configure(*mode), seed)
+        assert recorded.drive()
+        replay = World(Path(directory, "replay"), configure(*mode), seed + 1)
+        replay.replay(recorded.run_dir)
+        replay.check()
+        assert replay.decisions() == recorded.decisions()
+
+
+def test_a_run_that_is_not_finished_is_not_replayed(tmp_path: Path) -> None:
+    recorded = World(tmp_path / "recorded", configure(*STREAM))
+    assert not recorded.drive(60)
+    with pytest.raises(ScheduleError, match=r"name a finished run of run\.overlap=step or stream"):
+        World(tmp_path / "replay", configure(*STREAM)).replay(recorded.run_dir)

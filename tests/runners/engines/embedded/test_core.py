@@ -388,6 +388,30 @@ async def test_tokens_keep_their_versions_when_a_retracted_request_comes_back_in
     assert (await second).weight_version == 4
 
 
+async def test_a_planned_request_waits_for_the_weights_of_its_next_token(
+    core: EngineCore, other_model_dir: Path
+) -> None:
+    plan = np.array([0] * 5 + [2] * 4 + [3], np.int32)
+    planned = asyncio.create_task(
+        core.run("planned", array(prompt(17, 20)), RequestSampling(10), plan=plan)
+    )
+    free = await core.run("free", array(prompt(17, 20)), RequestSampling(10, seed=1))
+    while (await core.load()).planned_tokens.get(0, 0) < 5:
+        await asyncio.sleep(0.002)
+    assert (free.weight_version, (await core.load()).waiting) == (0, 1), "and holds up no other"
+    steps = core.steps
+    await asyncio.sleep(0.05)
+    assert core.steps == steps, "nothing is computed for a request that waits"
+    for version in (1, 2, 3):
+        await core.pause("retract")
+        await core.update_weights(other_model_dir, version)
+        await core.resume()
+        if version < 3:
+            await asyncio.sleep(0.1)
+            assert (await core.load()).planned_tokens.get(version, 0) == (version == 2) * 4
+    assert (await planned).weight_versions.tolist() == plan.tolist()
+
+
 async def test_keys_of_old_weights_are_never_reused(
     core: EngineCore, other_model_dir: Path
 ) -> None:
