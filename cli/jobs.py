@@ -85,7 +85,7 @@ def new_jobs(overrides: list[str], config_file: Path | None = None, *, kind: str
     """
     text = _read_config(config_file) if config_file is not None else None
     runs = expand_sweeps(overrides)
-    faults: list[str] = []
+    faults = [] if kind else _find_eval_keys(overrides)
     configs: list[Config] = []
     for lines in runs:
         try:
@@ -138,6 +138,17 @@ def replaying_job(run_dir: Path, overrides: list[str]) -> Job:
     config = resume_config(stored, overrides, also=("run.dir",))
     assert config.run.dir is not None
     return Job(config, config.run.dir, "", replayed=run_dir.absolute())
+
+
+def _find_eval_keys(overrides: list[str]) -> list[str]:
+    """Return the fault of every key of ``agentrl eval``, which a campaign does not read."""
+    keys = (line.lstrip("+~").partition("=")[0] for line in overrides)
+    return [
+        f"{key} is of `agentrl eval` alone: leave it out; a campaign evaluates run.eval_tasks "
+        "tasks, run.eval_attempts times each"
+        for key in keys
+        if key == "eval" or key.startswith("eval.")
+    ]
 
 
 def new_job(overrides: list[str], *, kind: str) -> Job:

@@ -17,6 +17,13 @@ def find_cautions(config: Config) -> Iterator[str]:
     if isinstance(trainer, LocalTrainerConfig) and trainer.credit == "turn":
         yield from _judge_turn_credit(config, trainer)
     updates = _count_updates(trainer)
+    recomputes = config.routing_replay.kind == "recompute"
+    if recomputes and updates == 1 and isinstance(trainer, LocalTrainerConfig):
+        yield (
+            "routing_replay=recompute keeps the experts of a step's first update for the others, "
+            "and there are none (trainer.minibatches × epochs = 1): it costs a forward pass and "
+            "changes nothing; set routing_replay=off, or make more updates"
+        )
     # on accepted rollouts alone it is maximum likelihood, which needs no ratio
     if trainer.loss == "reinforce" and updates > 1 and trainer.advantage != "rejection":
         yield (

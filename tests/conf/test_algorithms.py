@@ -228,6 +228,8 @@ def test_of_a_stored_configuration_only_what_is_changed_is_judged() -> None:
             None,
         ),
         (["trainer.loss=cispo", "trainer.epochs=3"], None),
+        (["routing_replay=recompute", "trainer.epochs=2"], None),
+        (["routing_replay=recompute"], "it costs a forward pass and changes nothing"),
         (["trainer.loss=reinforce", "trainer.epochs=3", "run.steps=0"], None),
     ],
 )
