@@ -29,7 +29,8 @@ from cli.jobs import Job, JobError, cluster_config
 from cli.start import find_start_errors
 from conf.errors import AgentrlError, ExitCode
 from conf.keys import flatten
-from conf.sections.cluster import ClusterLaunchConfig, KubernetesLaunchConfig
+from conf.sections.cluster import ClusterLaunchConfig
+from conf.sections.kubernetes import KubernetesLaunchConfig
 from launch.job_files import list_commands, write_job
 from launch.job_follower import JobFollower, JobStatus
 from launch.job_preflight import find_job_problems

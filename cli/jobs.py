@@ -17,7 +17,8 @@ from conf.errors import AgentrlError, ConfigError, ExitCode
 from conf.grammar import expand_sweeps, swept_keys
 from conf.resume import resume_config
 from conf.schema import Config
-from conf.sections.cluster import ClusterLaunchConfig, KubernetesLaunchConfig
+from conf.sections.cluster import ClusterLaunchConfig
+from conf.sections.kubernetes import KubernetesLaunchConfig
 
 CONFIG_FILE = "config.json"
 MOVABLE = tuple(
@@ -26,6 +27,8 @@ MOVABLE = tuple(
         *("account", "dashboard_port", "env", "free_disk_gb", "head", "hosts_file", "image"),
         *("interface", "join_s", "megatron_dir", "partition", "python", "ray_port", "secret"),
         *("secrets", "slime_dir", "time_limit"),
+        *("constraint", "container.", "cpus_per_node", "exclusive", "mem", "modules", "qos"),
+        *("pod.", "reservation", "sbatch"),
     )
 )
 """Keys about a job's nodes, which may change when a job on a cluster is continued."""

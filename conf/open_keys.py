@@ -1,5 +1,6 @@
 """Keys that only their owner knows: a plug-in's options and parts, a program's variables, the names
-of its sub-agents and servers, and those that installed packages offer.
+of its sub-agents and servers, what a cluster calls its labels and devices, and those that installed
+packages offer.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from hydra.core.override_parser.types import Override
 from conf.keys import SEAMS, groups, lookup
 from conf.targets import plugin_names
 
-OPEN = ("options", "part_weights", "env", "agents", "mcp_servers")
+OPEN = (
+    *("options", "part_weights", "env", "agents", "mcp_servers"),
+    *("resources", "node_selector", "overlay"),
+)
 """Keys whose value is a mapping of names that the user chooses."""
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from conf import engine_rules, gradient_rules, overlap_rules, rules, slime_rules
+from conf import engine_rules, gradient_rules, launch_rules, overlap_rules, rules, slime_rules
 from conf.sections.engine import EngineConfig
 from conf.sections.executor import ExecutorConfig
 from conf.sections.faults import FaultsConfig
@@ -87,6 +87,7 @@ class Config(Section):
                 self.trainer, self.rollout, self.routing_replay, self.engine
             ),
             rules.cluster_gateway_rules(self.launch, self.executor, self.gateway),
+            launch_rules.launch_rules(self.launch),
         )
         broken = [message for check in checks for is_broken, message in check if is_broken]
         if broken:

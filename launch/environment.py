@@ -10,7 +10,7 @@ from conf.sections.sandbox import E2bSandboxConfig
 from launch.slime_arguments import job_dir
 from launch.topology import ClusterJob
 
-_SECRET_SUFFIXES = ("_KEY", "_TOKEN", "_PASSWORD", "_SECRET")
+SECRET_SUFFIXES = ("_KEY", "_TOKEN", "_PASSWORD", "_SECRET")
 
 
 def secret_names(job: ClusterJob) -> tuple[str, ...]:
@@ -47,7 +47,7 @@ def job_environment(job: ClusterJob) -> dict[str, str]:
         f"launch.env sets {name}, a secret: export it before the launch, and give its name alone, "
         "in launch.secrets"
         for name in given
-        if name in secret_names(job) or name.upper().endswith(_SECRET_SUFFIXES)
+        if name in secret_names(job) or name.upper().endswith(SECRET_SUFFIXES)
     ]
     if faults:
         raise ConfigError(faults)

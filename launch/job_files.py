@@ -16,16 +16,17 @@ from rich.console import Console
 
 from conf.errors import AgentrlError, ExitCode
 from conf.sections.cluster import (
-    KubernetesLaunchConfig,
     RayLaunchConfig,
-    SlurmLaunchConfig,
     SshLaunchConfig,
 )
+from conf.sections.kubernetes import KubernetesLaunchConfig
+from conf.sections.slurm import SlurmLaunchConfig
 from launch import flags
 from launch.kubernetes import render_rayjob
 from launch.plan import JobPlan
 from launch.plan_table import render_job
 from launch.slime_arguments import converted_checkpoint, job_dir
+from launch.slurm import container_settings, sbatch_arguments
 
 SCRIPTS = Path(__file__).with_name("scripts")
 _WIDTH = 110
@@ -68,7 +69,7 @@ def list_commands(plan: JobPlan, start: Path) -> list[str]:
     match config.launch:
         case SlurmLaunchConfig() as slurm:
             batch = root / "launch" / "slurm_job.sh"
-            words = ["sbatch", "--parsable", "--export=ALL", *_sbatch_arguments(slurm), str(batch)]
+            words = ["sbatch", "--parsable", "--export=ALL", *sbatch_arguments(slurm), str(batch)]
             submit = shlex.join(words)
         case KubernetesLaunchConfig() as kubernetes:
             manifest = start.with_name("rayjob.json")
@@ -162,23 +163,14 @@ def _launcher_settings(plan: JobPlan) -> dict[str, object]:
         case RayLaunchConfig() as ray:
             return {"RAY_HEAD": ray.head}
         case SlurmLaunchConfig() as slurm:
-            return {"SBATCH_ARGS": _sbatch_arguments(slurm)}
+            return {
+                "SBATCH_ARGS": sbatch_arguments(slurm),
+                "MODULES": slurm.modules,
+                **container_settings(slurm),
+            }
         case KubernetesLaunchConfig() as kubernetes:
             return {"NAMESPACE": kubernetes.namespace}
     return {}
-
-
-def _sbatch_arguments(slurm: SlurmLaunchConfig) -> tuple[str, ...]:
-    found = {
-        "--job-name": slurm.name,
-        "--nodes": str(slurm.nodes),
-        "--ntasks-per-node": "1",
-        "--gpus-per-node": str(slurm.gpus_per_node),
-        "--time": slurm.time_limit,
-        "--partition": slurm.partition,
-        "--account": slurm.account,
-    }
-    return ("--exclusive", *(f"{name}={value}" for name, value in found.items() if value))
 
 
 def _render_assignment(item: tuple[str, object]) -> str:

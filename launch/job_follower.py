@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from conf.errors import AgentrlError, ExitCode
-from conf.sections.cluster import ClusterLaunchConfig, SlurmLaunchConfig
+from conf.sections.cluster import ClusterLaunchConfig
+from conf.sections.slurm import SlurmLaunchConfig
 from launch.running_job import LauncherError, RunningJob, find_running_job, read_ray_exit_code
 
 POLL_S = 0.5

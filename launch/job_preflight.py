@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from conf.cautions import find_cautions
-from conf.sections.cluster import KubernetesLaunchConfig, SshLaunchConfig
+from conf.sections.cluster import SshLaunchConfig
+from conf.sections.kubernetes import KubernetesLaunchConfig
 from conf.task_sets import list_sets
 from launch.plan import JobPlan
 from launch.preflight import Problem

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from conf.sections.cluster import KubernetesLaunchConfig
+from conf.sections.kubernetes import KubernetesLaunchConfig
 from launch.plan import JobPlan
-
-_MOUNTED = "/agentrl"
-"""Directory of the job's files in every container."""
+from launch.pod import MOUNTED, render_pod
 
 
 def render_rayjob(
@@ -27,7 +25,7 @@ def render_rayjob(
             "dashboard-host": "0.0.0.0",
             "num-gpus": str(launch.gpus_per_node),
         },
-        "template": _render_pod(plan, launch, "ray-head", ports),
+        "template": render_pod(launch, plan.environment, plan.secrets, ports),
     }
     workers = {
         "groupName": "workers",
@@ -35,14 +33,14 @@ def render_rayjob(
         "minReplicas": launch.nodes - 1,
         "maxReplicas": launch.nodes - 1,
         "rayStartParams": {"num-gpus": str(launch.gpus_per_node)},
-        "template": _render_pod(plan, launch, "ray-worker", {}),
+        "template": render_pod(launch, plan.environment, plan.secrets, {}),
     }
     job = {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
         "metadata": place,
         "spec": {
-            "entrypoint": f"bash {_MOUNTED}/entry.sh",
+            "entrypoint": f"bash {MOUNTED}/entry.sh",
             "shutdownAfterJobFinishes": True,
             "backoffLimit": 0,
             "rayClusterSpec": {
@@ -58,33 +56,3 @@ def render_rayjob(
         "data": dict(files),
     }
     return {"apiVersion": "v1", "kind": "List", "items": [configuration, job]}
-
-
-def _render_pod(
-    plan: JobPlan, launch: KubernetesLaunchConfig, name: str, ports: Mapping[str, int]
-) -> dict[str, Any]:
-    variables: list[dict[str, Any]] = [
-        {"name": key, "value": value} for key, value in plan.environment.items()
-    ]
-    variables += [
-        {"name": key, "valueFrom": {"secretKeyRef": {"name": launch.secret, "key": key}}}
-        for key in plan.secrets
-    ]
-    container = {
-        "name": name,
-        "image": launch.image,
-        "env": variables,
-        "ports": [{"name": port, "containerPort": number} for port, number in ports.items()],
-        "resources": {"limits": {"nvidia.com/gpu": launch.gpus_per_node}},
-        "volumeMounts": [
-            {"name": "shared", "mountPath": str(launch.shared_dir)},
-            {"name": "job", "mountPath": _MOUNTED, "readOnly": True},
-            {"name": "shm", "mountPath": "/dev/shm"},
-        ],
-    }
-    volumes = [
-        {"name": "shared", "persistentVolumeClaim": {"claimName": launch.claim}},
-        {"name": "job", "configMap": {"name": launch.name}},
-        {"name": "shm", "emptyDir": {"medium": "Memory"}},
-    ]
-    return {"spec": {"containers": [container], "volumes": volumes}}

@@ -8,10 +8,12 @@ from typing import Any
 from conf.errors import ConfigError
 from conf.key_numbers import find_key_numbers
 from conf.schema import Config
+from conf.sections.kubernetes import KubernetesLaunchConfig
 from launch import flags
 from launch.architecture import Arguments, total_parameters
 from launch.environment import job_environment, secret_names
 from launch.memory import MemoryPlan, estimate_memory
+from launch.pod import render_pod
 from launch.slime_arguments import (
     build_conversion_arguments,
     build_slime_arguments,
@@ -83,6 +85,11 @@ def plan_job(config: Config) -> JobPlan:
         variables = job_environment(job)
     except ConfigError as error:
         faults += error.faults
+    if isinstance(config.launch, KubernetesLaunchConfig):
+        try:
+            render_pod(config.launch, variables, secret_names(job), {})
+        except ConfigError as error:
+            faults += error.faults
     if faults:
         raise ConfigError(faults)
     conversion = build_conversion_arguments(job)

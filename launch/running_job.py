@@ -11,11 +11,11 @@ from pathlib import Path
 from conf.errors import AgentrlError, ExitCode
 from conf.sections.cluster import (
     ClusterLaunchConfig,
-    KubernetesLaunchConfig,
     RayLaunchConfig,
-    SlurmLaunchConfig,
     SshLaunchConfig,
 )
+from conf.sections.kubernetes import KubernetesLaunchConfig
+from conf.sections.slurm import SlurmLaunchConfig
 
 QUERY_TIMEOUT_S = 60.0
 """Deadline of a launcher's answer. It is generous because a busy scheduler is slow."""

@@ -58,34 +58,9 @@ class SshLaunchConfig(ClusterLaunchConfig):
     """File with one host per line; the first is the node where the job is started."""
 
 
-class SlurmLaunchConfig(ClusterLaunchConfig):
-    """A Slurm cluster."""
-
-    kind: Literal["slurm"]
-    partition: str | None
-    """null: the cluster's default."""
-    account: str | None
-    """null: the user's default."""
-    time_limit: Annotated[str, Field(pattern=r"^(\d+-)?\d+(:\d\d){0,2}$")]
-    """In Slurm's format, [DAYS-]HH:MM:SS."""
-
-
 class RayLaunchConfig(ClusterLaunchConfig):
     """A Ray cluster that is already running."""
 
     kind: Literal["ray"]
     head: str
     """Address of the cluster's head node, where its dashboard listens."""
-
-
-class KubernetesLaunchConfig(ClusterLaunchConfig):
-    """A RayJob for the KubeRay operator."""
-
-    kind: Literal["kubernetes"]
-    image: str
-    """Container image with slime, Megatron, SGLang, Ray and agentrl."""
-    namespace: str
-    secret: str
-    """Kubernetes Secret whose keys are the names of the secret variables."""
-    claim: str
-    """PersistentVolumeClaim that is mounted at ``shared_dir``."""

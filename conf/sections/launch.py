@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from conf.sections.cluster import (
-    KubernetesLaunchConfig,
     RayLaunchConfig,
-    SlurmLaunchConfig,
     SshLaunchConfig,
 )
+from conf.sections.kubernetes import KubernetesLaunchConfig
 from conf.sections.section import Section
+from conf.sections.slurm import SlurmLaunchConfig
 
 
 class LocalLaunchConfig(Section):

@@ -24,6 +24,21 @@ require_secrets() {
   ((${#missing[@]} == 0)) || die 2 "not in the environment: ${missing[*]}: export them before the launch"
 }
 
+# load_modules: load launch.modules. Shells of batch jobs often lack the command, whose definition is
+# where its installation says, or in /etc/profile.d.
+load_modules() {
+  local file
+  ((${#MODULES[@]})) || return 0
+  set +u # The definitions read variables that are not set.
+  for file in "$MODULESHOME/init/bash" "$LMOD_PKG/init/bash" /etc/profile.d/{modules,lmod,z00_lmod}.sh; do
+    # shellcheck disable=SC1090
+    declare -F module >/dev/null || [[ ! -r $file ]] || source "$file"
+  done
+  declare -F module >/dev/null || die 3 "launch.modules=${MODULES[*]}, and $HOSTNAME has no command module"
+  module load "${MODULES[@]}" || die 3 "launch.modules: module load ${MODULES[*]} failed on $HOSTNAME"
+  set -u
+}
+
 # export_environment HEAD: export the job's variables, without its secrets.
 export_environment() {
   local assignment

@@ -57,9 +57,9 @@ class Cluster:
     def job(self) -> Path:
         return self.root / "shared" / "agentrl"
 
-    def config(self, launch: str, join_s: int = 600) -> Config:
+    def config(self, launch: str, *overrides: str, join_s: int = 600) -> Config:
         """Return a job whose paths are this cluster's."""
-        config = a_config(launch=launch)
+        config = a_config(*overrides, launch=launch)
         shared = self.root / "shared"
         section = {
             "shared_dir": shared,
@@ -112,9 +112,9 @@ class Cluster:
         stdout, stderr = process.communicate()
         return Ran(process.returncode, stdout, " ".join(stderr.split()))
 
-    def write(self, launch: str, **changes: int) -> Path:
+    def write(self, launch: str, *overrides: str, join_s: int = 600) -> Path:
         """Write the job's directory; return its start script."""
-        plan = plan_job(self.config(launch, **changes))
+        plan = plan_job(self.config(launch, *overrides, join_s=join_s))
         return write_job(plan, self.root / "out", command=["agentrl", "launch"])
 
     def environment(self, **given: str) -> dict[str, str]:

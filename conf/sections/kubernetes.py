@@ -1,0 +1,76 @@
+"""The launcher of a Kubernetes cluster with the KubeRay operator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, JsonValue
+
+from conf.sections.cluster import ClusterLaunchConfig
+from conf.sections.section import Section
+
+
+def _to_text(value: object) -> object:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+Quantity = Annotated[
+    str, BeforeValidator(_to_text), Field(pattern=r"^\d+(\.\d+)?(m|k|[KMGTPE]i?)?$")
+]
+"""Kubernetes' quantity, e.g. 96, 500m, 1200Gi."""
+LabelValue = Annotated[str, Field(pattern=r"^([A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?)?$")]
+ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")]
+Toleration = Annotated[
+    str,
+    Field(
+        pattern=r"^[\w./-]+(=[\w.-]*)?(:(NoSchedule|PreferNoSchedule|NoExecute))?$",
+    ),
+]
+Mount = Annotated[
+    str, Field(pattern=r"^(/[^:\s]*|[a-z0-9]([-a-z0-9.]*[a-z0-9])?):/[^:\s]*(:(ro|rw))?$")
+]
+
+
+class PodConfig(Section):
+    """Requests of each pod, which is a node of the job."""
+
+    resources: Mapping[str, Quantity]
+    """``cpu``, ``memory`` and ``ephemeral-storage`` are requested; a name with a domain, such as
+    ``rdma/rdma_shared_device_a``, is a device and a limit. GPUs are ``launch.gpus_per_node``.
+    """
+    node_selector: Mapping[str, LabelValue]
+    """Labels that a node must have."""
+    tolerations: tuple[Toleration, ...]
+    """Taints that a pod tolerates, ``KEY[=VALUE][:EFFECT]``."""
+    image_pull_secrets: tuple[ObjectName, ...]
+    host_network: bool
+    host_ipc: bool
+    capabilities: tuple[Annotated[str, Field(pattern=r"^[A-Z_]+$")], ...]
+    """Linux capabilities that are added; RDMA needs IPC_LOCK to pin memory."""
+    shared_memory: Quantity | None
+    """Size of /dev/shm; null: half of the node's memory, and no more than the pod's limit."""
+    mounts: tuple[Mount, ...]
+    """More volumes, ``SOURCE:PATH[:ro]``: a directory of the node, or the name of a claim."""
+    overlay: Mapping[str, JsonValue]
+    """Pod template that is merged over the job's: ``{metadata: …, spec: …}``; containers are merged
+    by name, and the job's is called ``ray``.
+    """
+
+    def __hash__(self) -> int:
+        """Hash of all values; mappings have none of their own."""
+        return hash(self.model_dump_json())
+
+
+class KubernetesLaunchConfig(ClusterLaunchConfig):
+    """A RayJob for the KubeRay operator."""
+
+    kind: Literal["kubernetes"]
+    image: str
+    """Container image with slime, Megatron, SGLang, Ray and agentrl."""
+    namespace: str
+    secret: str
+    """Kubernetes Secret whose keys are the names of the secret variables."""
+    claim: str
+    """PersistentVolumeClaim that is mounted at ``shared_dir``."""
+    pod: PodConfig
