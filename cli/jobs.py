@@ -28,7 +28,7 @@ MOVABLE = tuple(
         *("interface", "join_s", "megatron_dir", "partition", "python", "ray_port", "secret"),
         *("secrets", "slime_dir", "time_limit"),
         *("constraint", "container.", "cpus_per_node", "exclusive", "mem", "modules", "qos"),
-        *("pod.", "reservation", "sbatch"),
+        *("pod.", "reservation", "sbatch", "login."),
     )
 )
 """Keys about a job's nodes, which may change when a job on a cluster is continued."""

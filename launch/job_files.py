@@ -18,6 +18,7 @@ from conf.errors import AgentrlError, ExitCode
 from conf.sections.cluster import (
     RayLaunchConfig,
     SshLaunchConfig,
+    SshLoginConfig,
 )
 from conf.sections.kubernetes import KubernetesLaunchConfig
 from conf.sections.slurm import SlurmLaunchConfig
@@ -159,7 +160,7 @@ def render_settings(plan: JobPlan, command: Sequence[str]) -> str:
 def _launcher_settings(plan: JobPlan) -> dict[str, object]:
     match plan.job.config.launch:
         case SshLaunchConfig() as ssh:
-            return {"HOSTS_FILE": ssh.hosts_file}
+            return {"HOSTS_FILE": ssh.hosts_file, "SSH_OPTIONS": _ssh_options(ssh.login)}
         case RayLaunchConfig() as ray:
             return {"RAY_HEAD": ray.head}
         case SlurmLaunchConfig() as slurm:
@@ -171,6 +172,20 @@ def _launcher_settings(plan: JobPlan) -> dict[str, object]:
         case KubernetesLaunchConfig() as kubernetes:
             return {"NAMESPACE": kubernetes.namespace}
     return {}
+
+
+def _ssh_options(login: SshLoginConfig) -> tuple[str, ...]:
+    found = {
+        "User": login.user,
+        "Port": login.port,
+        "IdentityFile": login.key,
+        # An agent with many keys would use up the server's attempts before this one.
+        "IdentitiesOnly": login.key and "yes",
+        "ProxyJump": login.jump,
+    }
+    return tuple(
+        word for name, value in found.items() if value for word in ("-o", f"{name}={value}")
+    )
 
 
 def _render_assignment(item: tuple[str, object]) -> str:

@@ -86,6 +86,14 @@ def _check_hosts(plan: JobPlan) -> Iterator[str]:
     except (OSError, UnicodeDecodeError) as error:
         yield f"launch.hosts_file={launch.hosts_file} cannot be read: {error}"
         return
+    key = None if launch.login.key is None else Path(launch.login.key).expanduser()
+    if key is not None and not os.access(key, os.R_OK):
+        yield f"launch.login.key={launch.login.key} cannot be read: name the file of a private key"
+    elif key is not None and key.stat().st_mode & 0o077:
+        yield (
+            f"launch.login.key={launch.login.key} can be read by others, and ssh would not use it: "
+            f"`chmod 600 {key}`"
+        )
     if len(named) != launch.nodes:
         yield (
             f"launch.hosts_file={launch.hosts_file} names {len(named)} hosts, and launch.nodes="

@@ -50,12 +50,27 @@ class ClusterLaunchConfig(Section):
     """Write the scripts even if the memory estimate says that the job cannot fit."""
 
 
+class SshLoginConfig(Section):
+    """How the first host reaches the others; null: as its ssh configuration says."""
+
+    user: Annotated[str, Field(pattern=r"^[\w.-]+$")] | None
+    port: FixedPort | None
+    key: Annotated[str, Field(pattern=r"^(~/|/)[^\s%\"]+$")] | None
+    """File of the private key, on the first host."""
+    jump: (
+        Annotated[str, Field(pattern=r"^([\w.-]+@)?[\w.-]+(:\d+)?(,([\w.-]+@)?[\w.-]+(:\d+)?)*$")]
+        | None
+    )
+    """Hosts on the way, ``[USER@]HOST[:PORT]``, with commas between several."""
+
+
 class SshLaunchConfig(ClusterLaunchConfig):
     """Nodes that the first of them reaches by ssh without a password."""
 
     kind: Literal["ssh"]
     hosts_file: Path
     """File with one host per line; the first is the node where the job is started."""
+    login: SshLoginConfig
 
 
 class RayLaunchConfig(ClusterLaunchConfig):

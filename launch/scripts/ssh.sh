@@ -22,7 +22,7 @@ prepare_job_dir
 begin_launch
 
 # run_on HOST: run the commands on standard input there.
-run_on() { ssh -T -o BatchMode=yes -o ConnectTimeout=30 "$1" bash -s; }
+run_on() { ssh -T -o BatchMode=yes -o ConnectTimeout=30 "${SSH_OPTIONS[@]}" "$1" bash -s; }
 
 # start_worker HOST. Secrets travel on ssh's standard input: arguments are visible to all users of a
 # machine, and files would stay.
