@@ -24,7 +24,7 @@ class Idle:
     acts: Callable[..., bool]
     """Takes the values of ``others``, in order; None for one that the chosen trainer lacks."""
     fix: str
-    """What to do instead of leaving the key out."""
+    """The other way out than leaving the key out."""
 
 
 def _among(*names: str) -> Callable[[Any], bool]:

@@ -26,7 +26,7 @@ from runners.trajectory.record import IdArray
 
 MAX_LINE_BYTES = 64 << 20
 ROLES = ("system", "developer", "user", "assistant", "tool")
-"""Who says a message, in OpenAI's chat form."""
+"""Roles of a message in OpenAI's chat form."""
 _SHOWN = 40
 """Characters of a wrong value in a message."""
 _MAX_FAULTS = 20
