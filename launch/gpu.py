@@ -2,8 +2,9 @@
 
 The trainer keeps float32 weights, gradients and AdamW's two moments, whatever the checkpoint's
 type, with ``trainer.precision=bfloat16`` also a copy of the weights to compute with, and
-activations in proportion to the longest micro-batch; with ``trainer.shard=optimizer`` each GPU has
-a part of what AdamW changes. The counts per token and layer are those of transformers' Qwen3 layers
+activations in proportion to the longest micro-batch. With ``trainer.shard=optimizer`` each GPU has
+a part of what AdamW changes, with ``trainer.shard=model`` a part of everything, and a layer or two
+whole at a time. The counts per token and layer are those of transformers' Qwen3 layers
 (``tests/launch/test_gpu.py`` counts them); other families differ by some tens of percent, and
 linear attention, which transformers computes in float32, by more. An estimate warns, it stops
 nothing.
@@ -47,6 +48,9 @@ _LOGITS_COPIES = 4
 _HEAD_COPIES = {"float32": 2, "bfloat16": 3}
 """float32 copies of the output layer while its gradient is summed over chunks: the sum, a chunk's
 and, in bfloat16, the layer itself.
+"""
+_DIVIDED_HEAD_COPIES = 3
+"""The same of a divided policy: the layer is there for a micro-batch only, whatever its precision.
 """
 _QUERY_S = 10.0
 _HEADER_BYTES = 100_000_000
@@ -100,7 +104,9 @@ class GpuPlan:
     tokens: int
     """Of the longest micro-batch."""
     states_gib: float
-    """Weights, gradients, moments, and the reference policy of a KL penalty."""
+    """Weights, gradients, moments, and the reference policy of a KL penalty; of a divided policy
+    the layers that are whole at a time, too.
+    """
     activations_gib: float
     """Of the layers."""
     logits_gib: float
@@ -125,10 +131,16 @@ def plan_gpu(config: Config) -> GpuPlan | None:
     tokens = max(trainer.tokens_per_microbatch, config.model.max_context_tokens)
     parameters = count_parameters(path, tied=shape.tied)
     states = count_state_bytes(path, parameters, trainer) / GIB
+    loading = 0.0
+    head_copies = _HEAD_COPIES[trainer.precision]
+    if trainer.shard == "model":
+        states += count_gathered_bytes(shape, parameters, trainer.precision) / GIB
+        loading = parameters * FLOAT / GIB + (states if trainer.kl.weight else 0.0)
+        head_copies = _DIVIDED_HEAD_COPIES
     activations = activation_bytes(shape, tokens, trainer.precision, recompute=recompute) / GIB
     rows = min(tokens, _LOGITS_CHUNK) if recompute else tokens
     logits = rows * shape.vocabulary * FLOAT * _LOGITS_COPIES
-    logits += shape.vocabulary * shape.hidden * FLOAT * _HEAD_COPIES[trainer.precision]
+    logits += shape.vocabulary * shape.hidden * FLOAT * head_copies
     engine = None
     if isinstance(config.engine, SglangLaunchEngineConfig) and gpu_gib is not None:
         engine = config.engine.memory_fraction * gpu_gib + _ENGINE_BESIDE_GIB
@@ -139,7 +151,7 @@ def plan_gpu(config: Config) -> GpuPlan | None:
         states_gib=round(states, 1),
         activations_gib=round(activations, 1),
         logits_gib=round(logits / GIB, 1),
-        trainer_gib=round(states + activations + logits / GIB + _CONTEXT_GIB, 1),
+        trainer_gib=round(max(loading, states + activations + logits / GIB) + _CONTEXT_GIB, 1),
         engine_gib=None if engine is None else round(engine, 1),
         gpu_gib=None if gpu_gib is None else round(gpu_gib, 1),
     )
@@ -157,10 +169,21 @@ def count_state_bytes(path: Path | None, parameters: int, trainer: LocalTrainerC
         adapters = 0 if path is None else count_adapter_parameters(path, trainer.lora)
         return parameters * copy + adapters * _PER_PARAMETER
     rounded = trainer.precision != "float32"
+    if trainer.shard == "model":  # copies are made of the masters, layer by layer
+        each = _PER_PARAMETER + (trainer.kl.weight > 0) * copy
+        return parameters * each // trainer.devices
     copies = rounded + (trainer.kl.weight > 0)
     divided = _MOMENTS + rounded * FLOAT if trainer.shard == "optimizer" else 0
     elsewhere = divided * parameters * (trainer.devices - 1) // trainer.devices
     return parameters * (_PER_PARAMETER + copies * copy) - elsewhere
+
+
+def count_gathered_bytes(shape: PolicyShape, parameters: int, precision: TrainingPrecision) -> int:
+    """Return the bytes of what is whole at a time of a divided policy's layers: two of them, the
+    gradient of one, and of two in float32 to add up.
+    """
+    vocabulary = shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
+    return (parameters - vocabulary) // shape.layers * (3 * _number_bytes(precision) + 2 * FLOAT)
 
 
 def _number_bytes(precision: TrainingPrecision) -> int:
@@ -197,7 +220,8 @@ def find_gpu_problems(config: Config, plan: GpuPlan | None) -> Iterator[Problem]
         fixes.append("trainer.recompute=true")
     trainer = config.trainer
     if isinstance(trainer, LocalTrainerConfig) and trainer.devices > 1 and not trainer.lora.rank:
-        fixes += ["trainer.shard=optimizer"] if trainer.shard == "none" else []
+        stronger = {"none": ["optimizer", "model"], "optimizer": ["model"], "model": []}
+        fixes += [f"trainer.shard={choice}" for choice in stronger[trainer.shard]]
     fixes.append("a lower model.max_context_tokens, or a smaller policy")
     beside = f" and the engine's {engine:.1f} GiB" if plan.engine_gib is not None else ""
     yield Problem(

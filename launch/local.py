@@ -154,7 +154,10 @@ def _plan_processes(config: Config, cores: int, parameters: int) -> Iterator[Pla
     threads, ranks = _threads(config) or cores, _count_devices(config)
     trainer_mb = _TRAINING_MB
     if isinstance(trainer, LocalTrainerConfig):
-        trainer_mb += _to_mb(count_state_bytes(path, parameters, trainer))
+        states = count_state_bytes(path, parameters, trainer)
+        if trainer.shard == "model":  # a process loads the whole policy before it keeps a part
+            states = max(states, parameters * FLOAT)
+        trainer_mb += _to_mb(states)
     if ranks == 1:
         yield PlannedProcess("driver and trainer", 1, threads, _DRIVER_MB + trainer_mb)
     else:

@@ -275,13 +275,13 @@ class LocalTrainerConfig(PolicyGradientConfig):
     kind: Literal["local"]
     device: Literal["auto", "cpu", "cuda"]
     devices: PositiveInt
-    """GPUs of this machine over which each step's samples are dealt out, with the same result. Each
-    holds the whole policy in a process of its own. 1: the driver's process trains, with
-    ``run.overlap`` one beside it.
+    """GPUs of this machine over which each step's samples are dealt out, with the same result, to a
+    process each. 1: the driver's process trains, with ``run.overlap`` one beside it.
     """
-    shard: Literal["none", "optimizer"]
+    shard: Literal["none", "optimizer", "model"]
     """State that is divided among several devices: ``optimizer``, AdamW's moments and, with
-    ``bfloat16``, the float32 master weights (ZeRO stage 1, arXiv 1910.02054), with the same result.
+    ``bfloat16``, the float32 master weights (ZeRO stage 1, arXiv 1910.02054), with the same result;
+    ``model``, also weights and gradients (stage 3, torch's FSDP2), with the same but for rounding.
     """
     epochs: PositiveInt
     """Passes over the step's rollouts."""

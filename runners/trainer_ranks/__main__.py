@@ -70,7 +70,7 @@ def _execute(trainer: TrainerHere, command: dict[str, Any], arrays: Arrays) -> d
             [examples] = unpack_rollouts(command["rollouts"], arrays)
             return {"metrics": trainer.fit(examples)}
         case "save" if trainer.local.peers.rank:
-            if trainer.local.weights.shards is not None:
+            if trainer.local.weights.is_divided:
                 checkpoint.give_parts(trainer.local)
             return {}
         case "save":

@@ -209,10 +209,21 @@ def _save_policy(trainer: LocalTrainer, directory: Path) -> None:
     policy: Any = trainer.model
     if trainer.adapters is None:
         policy.save_pretrained(directory, state_dict=trainer.weights.state_dict())
+        _name_precision(directory / "config.json", trainer.config.precision)
         return
     trainer.adapters.save(directory)
     if trainer.merges_adapters:
         policy.save_pretrained(directory, state_dict=trainer.adapters.merge())
+
+
+def _name_precision(file: Path, precision: str) -> None:
+    """Let a ``config.json`` name the type in which its policy acts, which an engine takes.
+
+    transformers writes that of the first parameter, which is float32 in a divided policy.
+    """
+    config = json.loads(file.read_text())
+    if config["dtype"] != precision:
+        file.write_text(json.dumps(config | {"dtype": precision}, indent=2, sort_keys=True) + "\n")
 
 
 def directory_name(step: int) -> str:
@@ -247,24 +258,21 @@ def _gather_optimizer(trainer: LocalTrainer) -> Iterator[tuple[str, torch.Tensor
     are divided.
     """
     yield "generator", trainer.generator.get_state()
-    shards = trainer.weights.shards
     for name, parameter in trainer.weights.optimized.items():
         for key, value in trainer.optimizer.state.get(parameter, {}).items():
-            if shards is None or key == "step":
-                yield f"{key}/{name}", value.detach().cpu().contiguous()
-            else:
-                yield f"{key}/{name}", shards.gather(name, value)
+            whole = value.detach().cpu() if key == "step" else trainer.weights.gather(name, value)
+            yield f"{key}/{name}", whole
 
 
 def _load_optimizer(trainer: LocalTrainer, tensors: dict[str, torch.Tensor]) -> None:
-    parameters, shards = trainer.weights.optimized, trainer.weights.shards
+    parameters = trainer.weights.optimized
     fused = trainer.optimizer.defaults["fused"]
     trainer.optimizer.state.clear()
     for label, value in tensors.items():
         key, _, name = label.partition("/")
         parameter = parameters[name]
-        if shards is not None and key != "step":
-            value = shards.take(value).clone()  # a view would keep all of it in memory
+        if key != "step":
+            value = trainer.weights.take(name, value)
         # AdamW keeps its step counter on the CPU unless it is fused.
         moved = value if key == "step" and not fused else value.to(parameter.device)
         trainer.optimizer.state[parameter][key] = moved

@@ -17,8 +17,10 @@ from conf.sections.plugin import PluginConfig
 from conf.sections.training import LocalTrainerConfig, RoutingOffConfig, RoutingReplayConfig
 from runners.plugins.calls import PluginFailedError
 from runners.training.attention import repeat_keys
+from runners.training.divided_policy import DividedPolicy, divide_policy
 from runners.training.gradient import has_gradient
 from runners.training.hidden_states import ForwardScope, compute_hidden_states
+from runners.training.lockstep import keep_pace, make_idle_batch
 from runners.training.lora import Adapters
 from runners.training.merge import merge_totals
 from runners.training.micro_batches import (
@@ -30,7 +32,7 @@ from runners.training.micro_batches import (
 )
 from runners.training.mismatch import Mismatch
 from runners.training.objective import Objective
-from runners.training.peers import TrainingPeers
+from runners.training.peers import TrainingPeers, find_lost_peers
 from runners.training.policy import (
     TrainingError,
     find_decoder,
@@ -101,8 +103,7 @@ class LocalTrainer:
         self.merges_adapters = merges_adapters
         if config.lora.rank:
             self.adapters = Adapters(self.model, config.lora, base=weights, seed=seed)
-        sharers = self.peers if config.shard == "optimizer" else None
-        self.weights = MasterWeights(self.model, config.precision, sharers)
+        self.weights = self._own_weights()
         self.optimizer = make_optimizer(self.weights.optimized.values(), config, self.device)
         self.objective = Objective(config)
         self.failed_updates: Sequence[str] = ()
@@ -135,6 +136,16 @@ class LocalTrainer:
                 enable_trees(self.reference)
             if config.precision == "bfloat16":
                 round_policy(self.reference)
+            if isinstance(self.weights, DividedPolicy):
+                divide_policy(self.reference, config.precision, self.peers)
+
+    def _own_weights(self) -> MasterWeights | DividedPolicy:
+        """Take over the weights that are trained, or this process's part of them."""
+        config = self.config
+        if config.shard == "model":
+            return DividedPolicy(self.model, config.precision, self.peers)
+        sharers = self.peers if config.shard == "optimizer" else None
+        return MasterWeights(self.model, config.precision, sharers)
 
     def step(self, rollouts: Sequence[Rollout]) -> dict[str, Any]:
         """Train on the samples of one campaign step's rollouts and return its metrics.
@@ -146,6 +157,10 @@ class LocalTrainer:
         in which it fails is left out. Raises TrainingError, also if it fails in all of them, and
         RoutingError.
         """
+        with find_lost_peers():
+            return self._step(rollouts)
+
+    def _step(self, rollouts: Sequence[Rollout]) -> dict[str, Any]:
         started = time.perf_counter()
         self.steps += 1
         totals = StepTotals(learning_rate=find_learning_rate(self.config, self.steps))
@@ -226,7 +241,7 @@ class LocalTrainer:
     def _compare(self, samples: Sequence[Sample]) -> list[Sample]:
         """Return samples with the reference policy's logprobs; its routing is its own."""
         compared = list(samples)
-        for batch in self._batches(samples):
+        for batch in self._batches(samples, policy=self.reference):
             with nullcontext() if self.adapters is None else self.adapters.disabled():
                 logprobs = self._logprobs(batch, policy=self.reference)[:, 0]
             for index, reference in _spread(batch, logprobs, samples):
@@ -267,14 +282,14 @@ class LocalTrainer:
                     part = self.objective.compute(batch, found, totals)
                     part.backward()  # type: ignore[no-untyped-call]
                     loss += part.item()
-        trained = self.weights.trained.values()
-        self.peers.add_gradients(trained)
+                elif self.weights.exchanges_in_passes:
+                    found.sum().backward()  # type: ignore[no-untyped-call]
+        self.weights.add_gradients(self.peers)
         [loss] = self.peers.add([loss])
         if self.replay is not None:
             self.replay.measure_gradients()
             self._check_replay(self.replay, [samples[index] for index in with_gradient], totals)
-        # Returns the norm before clipping.
-        norm = nn.utils.clip_grad_norm_(trained, self.config.grad_clip).item()
+        norm = self.weights.clip_gradients(self.config.grad_clip)
         finite = abs(loss) < float("inf") and norm < float("inf")
         if not finite and isinstance(self.config.loss, PluginConfig):
             raise PluginFailedError("trainer.loss: a gradient that is not finite")
@@ -309,15 +324,33 @@ class LocalTrainer:
         ]
 
     def _batches(
-        self, samples: Sequence[Sample], weights: Sequence[float] | None = None
+        self,
+        samples: Sequence[Sample],
+        weights: Sequence[float] | None = None,
+        policy: Any = None,
     ) -> Iterator[MicroBatch]:
-        return make_micro_batches(
+        """Yield micro-batches, each of which is run once by the caller; ``policy``: of the passes,
+        as of ``_logprobs``.
+        """
+        batches = make_micro_batches(
             samples,
             weights or [0.0] * len(samples),
             tokens_per_microbatch=self.config.tokens_per_microbatch,
             device=self.device,
             tree=self.no_tree is None,
         )
+        if not self.weights.exchanges_in_passes:
+            return batches
+        return keep_pace(batches, self.peers, lambda: self._run_idle(policy))
+
+    def _run_idle(self, policy: Any) -> None:
+        """Take part in a pass of other processes; backward, too, where gradients are computed.
+
+        Outside of a replay, whose counts are of samples.
+        """
+        found = self._logprobs(make_idle_batch(self.device), policy=policy)
+        if found.requires_grad:
+            (0.0 * found.sum()).backward()  # type: ignore[no-untyped-call]
 
     def _logprobs(
         self,

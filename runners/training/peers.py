@@ -1,7 +1,7 @@
 """The processes that train one policy together (data parallelism), as one of them sees the others.
 
-Each holds all weights and all samples of a step, and runs the forward and backward passes of its
-share of the samples. Weights of tokens in the loss are computed from all samples before, so the sum
+Each holds all samples of a step, and runs the forward and backward passes of its share of the
+samples. Weights of tokens in the loss are computed from all samples before, so the sum
 of the gradients over the processes is the gradient of one process. Invariant: every process makes
 the same calls in the same order, also one without samples; nothing that is decided between them
 depends on a share alone.
@@ -10,7 +10,7 @@ depends on a share alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 
@@ -21,6 +21,14 @@ from conf.errors import ExitCode
 from runners.training.policy import TrainingError
 from runners.training.sample import Sample
 from runners.training.tree.packing import order_samples
+
+# torch 2.13 has new names, and warns of the old ones.
+_all_gather: Callable[[Tensor, Tensor], object] = getattr(
+    torch.distributed, "all_gather_single", None
+) or getattr(torch.distributed, "all_gather_into_tensor")  # noqa: B009
+_reduce_scatter: Callable[[Tensor, Tensor], object] = getattr(
+    torch.distributed, "reduce_scatter_single", None
+) or getattr(torch.distributed, "reduce_scatter_tensor")  # noqa: B009
 
 
 class PeersLostError(TrainingError):
@@ -95,6 +103,16 @@ class TrainingPeers:
         """
         return [own]
 
+    def join_rows(self, own: Tensor) -> Tensor:
+        """Return the rows of all processes, which have as many each, in the order of their ranks:
+        [count · n, …] of [n, …], on their device.
+        """
+        return torch.cat(list(self.gather(own)))
+
+    def add_rows(self, rows: Tensor) -> Tensor:
+        """Return this process's part of the sum over all processes: [n, …] of [count · n, …]."""
+        return rows
+
     def join_texts(self, texts: Sequence[str]) -> list[str]:
         """Return the texts of all processes, in the order of their ranks."""
         whole = json.dumps(list(texts)).encode() + b"\n"
@@ -150,6 +168,20 @@ class ProcessPeers(TrainingPeers):
             torch.distributed.all_gather(parts, own)
         return parts
 
+    def join_rows(self, own: Tensor) -> Tensor:
+        """See ``TrainingPeers.join_rows``."""
+        joined = own.new_empty(self.count * len(own), *own.shape[1:])
+        with _exchange():
+            _all_gather(joined, own)
+        return joined
+
+    def add_rows(self, rows: Tensor) -> Tensor:
+        """See ``TrainingPeers.add_rows``."""
+        part = rows.new_empty(len(rows) // self.count, *rows.shape[1:])
+        with _exchange():
+            _reduce_scatter(part, rows)
+        return part
+
     def join(self, numbers: Tensor) -> Tensor:
         """See ``TrainingPeers.join``."""
         lengths = [0.0] * self.count
@@ -182,6 +214,19 @@ class ProcessPeers(TrainingPeers):
 
 
 @contextmanager
+def find_lost_peers() -> Iterator[None]:
+    """Raise PeersLostError for a failed exchange inside of a forward or backward pass."""
+    try:
+        yield
+    except torch.distributed.DistError as error:
+        raise _describe(error) from error
+    except RuntimeError as error:  # gloo has no type of its own; it names its source file
+        if "gloo" not in str(error):
+            raise
+        raise _describe(error) from error
+
+
+@contextmanager
 def _exchange() -> Iterator[None]:
     """Turn torch.distributed's errors into ours."""
     try:
@@ -189,5 +234,9 @@ def _exchange() -> Iterator[None]:
     except torch.OutOfMemoryError:  # a RuntimeError, too, and our own fault
         raise
     except RuntimeError as error:
-        reason = str(error).partition("\n")[0]
-        raise PeersLostError(f"the trainer's processes cannot exchange: {reason}") from error
+        raise _describe(error) from error
+
+
+def _describe(error: RuntimeError) -> PeersLostError:
+    reason = str(error).partition("\n")[0]
+    return PeersLostError(f"the trainer's processes cannot exchange: {reason}")

@@ -38,6 +38,9 @@ class MasterWeights:
     Invariant: outside of an optimizer's step each bfloat16 copy is its master, rounded.
     """
 
+    exchanges_in_passes = False
+    """Whether forward and backward passes are exchanges between processes."""
+
     def __init__(
         self,
         policy: nn.Module,
@@ -68,10 +71,23 @@ class MasterWeights:
         self.optimized = self.trained if self.shards is None else self.shards.parts
         """Weights that the optimizer changes: ``trained``, or this process's parts of it."""
 
+    @property
+    def is_divided(self) -> bool:
+        """Whether ``gather_masters`` and ``gather`` are exchanges between processes."""
+        return self.shards is not None
+
     def clear_gradients(self) -> None:
         """Forget the gradients of the last update."""
         for each in (*self.trained.values(), *self.optimized.values()):
             each.grad = None
+
+    def add_gradients(self, peers: TrainingPeers) -> None:
+        """Add up the gradients of all processes, after their backward passes."""
+        peers.add_gradients(self.trained.values())
+
+    def clip_gradients(self, limit: float) -> float:
+        """Scale the gradient to a norm of at most ``limit``; return the norm before."""
+        return nn.utils.clip_grad_norm_(self.trained.values(), limit).item()
 
     @torch.no_grad()
     def step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -106,6 +122,19 @@ class MasterWeights:
                 own = self.optimized[name].detach()
                 yield name, own if self.shards is None else self.shards.gather(name, own)
 
+    def gather(self, name: str, part: Tensor) -> Tensor:
+        """Return a moment of a trained parameter on the CPU, whole, together with the processes
+        among which it is divided.
+        """
+        if self.shards is not None:
+            return self.shards.gather(name, part)
+        return part.detach().cpu().contiguous()
+
+    def take(self, _name: str, whole: Tensor) -> Tensor:
+        """Return this process's part of a moment of a trained parameter."""
+        # a view would keep all of it in memory
+        return whole if self.shards is None else self.shards.take(whole).clone()
+
     @torch.no_grad()
     def load_state_dict(self, weights: dict[str, Tensor]) -> None:
         """Set policy and masters to what ``state_dict`` returned; raises RuntimeError."""
@@ -137,7 +166,7 @@ class MasterWeights:
 
     def _round(self, policy: nn.Module) -> None:
         for name, each in policy.named_parameters():
-            if each.requires_grad and not _stays_float32(policy, name):
+            if each.requires_grad and not stays_float32(policy, name):
                 master = nn.Parameter(each.detach())
                 self._masters[each] = master
                 each.register_post_accumulate_grad_hook(_add_to(master))  # type: ignore[no-untyped-call]
@@ -147,14 +176,20 @@ class MasterWeights:
 def round_policy(policy: nn.Module) -> None:
     """Let a float32 policy compute in bfloat16, apart from what stays float32."""
     for name, each in policy.named_parameters():
-        if not _stays_float32(policy, name):
+        if not stays_float32(policy, name):
             each.data = each.data.bfloat16()
+    widen_routers(policy)
+
+
+def widen_routers(policy: nn.Module) -> None:
+    """Let routers, which stay float32, take hidden states in bfloat16."""
     for module in policy.modules():
         if _is_router(module):
             module.register_forward_pre_hook(_widen_input)
 
 
-def _stays_float32(policy: nn.Module, name: str) -> bool:
+def stays_float32(policy: nn.Module, name: str) -> bool:
+    """Return whether a parameter is never rounded."""
     owner, _, last = name.rpartition(".")
     return last in _FLOAT32_NAMES or "lora_" in owner or _is_router(policy.get_submodule(owner))
 

@@ -36,7 +36,7 @@ class SharedPromptTrainer(LocalTrainer):
     """Positions that were run, padding included."""
 
     def _batches(
-        self, samples: Sequence[Sample], weights: Sequence[float] | None = None
+        self, samples: Sequence[Sample], weights: Sequence[float] | None = None, policy: Any = None
     ) -> Iterator[MicroBatch]:
         given = weights or [0.0] * len(samples)
         order = sorted(range(len(samples)), key=_place(samples))

@@ -38,9 +38,10 @@ class StartedRanks:
         exchange_s: float = 300.0,
         **changes: Any,
     ) -> TrainerRanks:
+        shard = changes.pop("shard", "none")  # nothing is divided in this process
         config = make_trainer(self.made, **changes).config
         settings = RankSettings(
-            trainer=config.model_copy(update={"devices": ranks}),
+            trainer=config.model_copy(update={"devices": ranks, "shard": shard}),
             routing=routing,
             weights=self.weights,
             temperature=0.7,

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from runners.training.peers import TrainingPeers
@@ -16,7 +17,9 @@ PATIENCE_S = 60.0
 
 
 class ThreadPeers(TrainingPeers):
-    """One of several that share a board; only ``gather`` is common to them."""
+    """One of several that share a board; ``gather``, ``add_rows`` and ``largest`` are common to
+    them.
+    """
 
     def __init__(self, rank: int, board: list[Tensor | None], barrier: Barrier) -> None:
         super().__init__()
@@ -31,6 +34,15 @@ class ThreadPeers(TrainingPeers):
         assert len({(each.shape, each.dtype) for each in found}) == 1, "alike in every process"
         self._barrier.wait(PATIENCE_S)
         return found
+
+    def add_rows(self, rows: Tensor) -> Tensor:
+        """See ``TrainingPeers.add_rows``."""
+        whole = torch.stack(list(self.gather(rows))).sum(0)
+        return whole.chunk(self.count)[self.rank]
+
+    def largest(self, value: float) -> float:
+        """See ``TrainingPeers.largest``."""
+        return max(each.item() for each in self.gather(torch.tensor(value)))
 
 
 def run_together(

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -17,9 +18,10 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from conf.sections.training import RoutingRecomputeConfig, RoutingReplayConfig
-from runners.training.local import NATIVE
+from runners.training.local import NATIVE, LocalTrainer
 from runners.training.peers import ProcessPeers, TrainingPeers
 from runners.training.sample import Sample
 from runners.training.supervised.step import train_on_examples
@@ -30,8 +32,10 @@ from tests.fakes.routing_rollouts import rollouts as routed_rollouts
 BUCKET = 4000
 """Numbers: less than some of the policy's parameters have, more than several others together."""
 GRADIENT = "gradient of "
-POLICY, NOISY = "policy", "noisy"
-"""Directories of the policy, and of one with other routers, in that of the results."""
+POLICY, NOISY, LARGE = "policy", "noisy", "large"
+"""Directories of the policy, of one with other routers, and of one with millions of parameters, in
+that of the results.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,8 @@ class Scenario:
     """The routing of one sample is another's."""
     by_token: bool = False
     """Each token has an advantage of its own, and a teacher's logprob."""
+    family: str | None = None
+    """Of the policy; None: the tiny mixture of experts."""
     rounded: bool = False
     """Matrix products depend on the rows beside, which are others with several ranks."""
 
@@ -86,6 +92,37 @@ SCENARIOS: dict[str, Scenario] = {
 for name in ("several updates", "replay", "bfloat16"):
     divided = SCENARIOS[name].settings | {"shard": "optimizer"}
     SCENARIOS[f"{name}, divided"] = replace(SCENARIOS[name], settings=divided)
+UNEQUAL: dict[str, Any] = {"tokens_per_microbatch": 40}
+"""Positions: some two samples each, so that processes have different numbers of micro-batches."""
+DIVIDED: dict[str, dict[str, Any]] = {
+    "one update": UNEQUAL,
+    "one update, replay": UNEQUAL | {"recompute": True},
+    "fewer samples than ranks": {},
+    "several updates": UNEQUAL,
+    "penalty and bonus": UNEQUAL,
+    "replay": UNEQUAL,
+    "replay of one alone": {"recompute": True},
+    "replay, masked": {"tokens_per_microbatch": 20},
+    "replay, recomputed": UNEQUAL,
+    "examples": UNEQUAL | {"recompute": True},
+    "bfloat16": UNEQUAL,
+}
+for name, settings in DIVIDED.items():
+    everything = SCENARIOS[name].settings | settings | {"shard": "model"}
+    SCENARIOS[f"{name}, model divided"] = replace(SCENARIOS[name], settings=everything)
+for name, family, settings in (
+    ("dense", "qwen3, sliding window", UNEQUAL | {"recompute": True}),
+    ("dense, twice", "qwen3", {}),
+    ("shared experts", "glm4_moe", UNEQUAL),
+    ("linear attention", "qwen3_5, multi-modal", {"precision": "bfloat16"}),
+):
+    SCENARIOS[f"{name}, model divided"] = Scenario(
+        settings | {"shard": "model"},
+        {"dense, twice": (6, 5), "linear attention": (1,)}.get(name, (6,)),
+        family=family,
+        rounded="precision" in settings,
+    )
+FAMILIES = {scenario.family for scenario in SCENARIOS.values() if scenario.family is not None}
 
 
 def run_scenario(
@@ -95,7 +132,7 @@ def run_scenario(
     after the last with the gradients of its last update. Routing comes from the engine in
     ``directory/noisy``.
     """
-    policy = directory / POLICY
+    policy = directory / (scenario.family or POLICY)
     trainer = make_trainer(policy, routing=scenario.routing, peers=peers, **scenario.settings)
     routed = scenario.routing is not NATIVE
     engine = make_trainer(directory / NOISY if routed else policy)
@@ -113,11 +150,16 @@ def run_scenario(
     weights = {name: each.detach() for name, each in trainer.weights.trained.items()}
     weights |= dict(trainer.weights.gather_masters())
     gradients = {
-        f"{GRADIENT}{name}": each.grad
+        f"{GRADIENT}{name}": find_gradient(trainer, name, each.grad)
         for name, each in trainer.weights.trained.items()
         if each.grad is not None
     }
     return steps, weights | gradients
+
+
+def find_gradient(trainer: LocalTrainer, name: str, own: Tensor) -> Tensor:
+    """Return a whole gradient, of which a process may have a part."""
+    return trainer.weights.gather(name, own) if trainer.config.shard == "model" else own
 
 
 def add_signals(sample: Sample) -> Sample:
@@ -125,6 +167,33 @@ def add_signals(sample: Sample) -> Sample:
     rng = np.random.default_rng(len(sample.tokens))
     noise = rng.normal(size=(2, len(sample.tokens))).astype(np.float32) * sample.loss_mask
     return replace(sample, token_advantages=noise[0], teacher_logprobs=sample.logprobs + noise[1])
+
+
+def measure_memory(directory: Path, peers: TrainingPeers, precision: str) -> dict[str, int]:
+    """Divide a policy and make an update; return the number of its parameters, and the bytes that
+    tensors of this process hold after each.
+    """
+    rollouts = make_rollouts(make_trainer(directory / POLICY), 6)
+    before = count_held_bytes()
+    trainer = make_trainer(directory / LARGE, peers=peers, shard="model", precision=precision)
+    divided = count_held_bytes() - before
+    trainer.step(rollouts)
+    trained = count_held_bytes() - before
+    names = trainer.weights.gather_masters()
+    return {
+        "parameters": sum(each.numel() for _, each in names),
+        "divided": divided,
+        "trained": trained,
+    }
+
+
+def count_held_bytes() -> int:
+    """Count the bytes of all tensors of this process, those that share memory once."""
+    gc.collect()
+    tensors = [each for each in gc.get_objects() if issubclass(type(each), Tensor)]
+    own = [each.to_local() if isinstance(each, DTensor) else each for each in tensors]
+    storages = [each.detach().untyped_storage() for each in own]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def main() -> None:
@@ -145,6 +214,9 @@ def main() -> None:
         place = directory / f"{rank} {name}"
         save_file(weights, place.with_suffix(".safetensors"))
         place.with_suffix(".json").write_text(json.dumps(steps))
+    for precision in ("float32", "bfloat16"):
+        found = measure_memory(directory, ProcessPeers(torch.device("cpu")), precision)
+        (directory / f"{rank} memory {precision}.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

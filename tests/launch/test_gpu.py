@@ -161,22 +161,62 @@ def test_adapters_leave_of_the_policy_its_weights_alone(
 
 
 @pytest.mark.parametrize(
-    ("precision", "whole", "divided"), [("float32", 8, 8), ("bfloat16", 6, 12)]
+    ("shard", "precision", "whole", "divided"),
+    [
+        ("optimizer", "float32", 8, 8),
+        ("optimizer", "bfloat16", 6, 12),
+        ("model", "float32", 0, 16),
+        ("model", "bfloat16", 0, 16),
+    ],
 )
-def test_each_gpu_has_its_part_of_what_the_optimizer_changes(
+def test_each_gpu_has_its_part_of_what_is_divided(
     policy: Path,
     monkeypatch: pytest.MonkeyPatch,
+    shard: str,
     precision: TrainingPrecision,
     whole: int,
     divided: int,
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    keys = ("trainer.device=cuda", "trainer.shard=optimizer", f"trainer.precision={precision}")
+    keys = ("trainer.device=cuda", f"trainer.shard={shard}", f"trainer.precision={precision}")
     for devices in (2, 8):
         config = a_config(policy, *keys, f"trainer.devices={devices}")
         assert isinstance(config.trainer, LocalTrainerConfig)
         found = count_state_bytes(policy, 1000, config.trainer)
         assert found == 1000 * (whole + divided / devices)
+
+
+def test_a_14b_policy_fits_into_several_gpus_if_all_of_it_is_divided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    policy = write_shape(
+        tmp_path, Qwen3Config(
+            vocab_size=151_936, hidden_size=5120, intermediate_size=17_408, num_hidden_layers=40,
+            num_attention_heads=40, num_key_value_heads=8, head_dim=128,
+        ), 14_768_307_200,
+    )  # fmt: skip
+
+    def find_peak(shard: str, devices: int, window: int = 32_768) -> float:
+        keys = ("trainer.device=cuda", "trainer.precision=bfloat16", f"trainer.shard={shard}")
+        window_key = f"model.max_context_tokens={window}"
+        plan = plan_gpu(a_config(policy, *keys, f"trainer.devices={devices}", window_key))
+        assert plan is not None
+        return plan.trainer_gib
+
+    assert find_peak("optimizer", 8) > 100
+    assert find_peak("model", 8) == pytest.approx(65.0, abs=0.1)
+    assert find_peak("model", 4) > 80
+    assert find_peak("model", 4, 8192) == pytest.approx(76.6, abs=0.1)
+    assert find_peak("model", 64, 8192) == pytest.approx(56.0, abs=0.1), "while it is loaded"
+
+
+def write_shape(directory: Path, config: PretrainedConfig, parameters: int) -> Path:
+    """Write a ``config.json`` and the header of a tensor of so many numbers."""
+    (directory / "config.json").write_text(json.dumps(config.to_dict()))
+    header = json.dumps({"weight": {"dtype": "BF16", "shape": [parameters]}}).encode()
+    (directory / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    return directory
 
 
 def test_a_run_without_a_gpu_has_no_plan_for_one(
@@ -208,6 +248,9 @@ def test_a_trainer_and_an_engine_that_do_not_fit_one_gpu_are_warned_of(
     (warning,) = warnings(*several)
     assert "trainer.shard=optimizer" in warning
     (warning,) = warnings(*several, "trainer.shard=optimizer")
+    assert "trainer.shard=optimizer" not in warning
+    assert "trainer.shard=model" in warning
+    (warning,) = warnings(*several, "trainer.shard=model")
     assert "trainer.shard" not in warning
     (warning,) = warnings("engine.memory_fraction=0.6", "trainer.recompute=false")
     assert "trainer.recompute=true" in warning

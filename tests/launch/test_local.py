@@ -79,6 +79,9 @@ def test_several_devices_train_in_processes_of_their_own(tmp_path: Path) -> None
     divided = plan_local_run(compose(["trainer.devices=2", "trainer.shard=optimizer"]), tmp_path)
     part = next(process for process in divided.processes if process.name == "trainer")
     assert part.memory_mb == trainer.memory_mb - 3, "half of the moments of 3 MB of weights"
+    divided = plan_local_run(compose(["trainer.devices=8", "trainer.shard=model"]), tmp_path)
+    part = next(process for process in divided.processes if process.name == "trainer")
+    assert part.memory_mb == trainer.memory_mb - 3 * 3, "an eighth is less than the whole weights"
 
 
 @pytest.mark.parametrize(

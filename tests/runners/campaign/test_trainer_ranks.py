@@ -49,7 +49,7 @@ def lives(process: psutil.Process) -> bool:
 def test_a_run_is_interrupted_and_goes_on_with_another_number_of_processes(
     miniature: Miniature,
 ) -> None:
-    process = miniature.begin(*FEW, "trainer.shard=optimizer")
+    process = miniature.begin(*FEW, "trainer.shard=model")
     ranks = ranks_of(process)
     while not (miniature.run_dir / "checkpoints" / "step-000001").is_dir():
         assert process.poll() is None, process.communicate()[1].decode()

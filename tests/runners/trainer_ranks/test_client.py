@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from conf.errors import ExitCode
 from runners.processes.service import ServiceError
@@ -111,8 +112,54 @@ async def test_divided_weights_have_the_checkpoints_of_whole_ones(
         assert (second.path / file).read_bytes() == (whole.path / file).read_bytes(), file
 
 
-async def test_a_rank_that_is_killed_ends_the_step_with_its_number(run: StartedRanks) -> None:
-    ranks = await run.start()
+async def test_a_divided_policy_has_the_checkpoints_of_a_whole_one(
+    run: StartedRanks, tmp_path: Path
+) -> None:
+    """Go on with other numbers of processes, and from and to other choices of trainer.shard."""
+    alone = make_trainer(run.weights, warmup_steps=3)
+    rollouts = make_rollouts(alone, 6)
+    saved: checkpoint.Checkpoint | None = None
+    for step, (shard, count) in enumerate([("none", 2), ("model", 3), ("optimizer", 2)], 1):
+        ranks = await run.start(saved, shard=shard, ranks=count, warmup_steps=3)
+        await asyncio.to_thread(ranks.step, rollouts)
+        saved = await asyncio.to_thread(save_ranks, ranks, tmp_path / f"{step}", step)
+        alone.step(rollouts)
+        resumed = make_trainer(run.weights)
+        checkpoint.restore(resumed, saved)
+        for name, value in alone.weights.trained.items():
+            found = resumed.weights.trained[name]
+            assert (value - found).abs().mean() < 1e-6, (shard, name)
+            for key in ("exp_avg", "exp_avg_sq", "step"):
+                wanted = alone.optimizer.state[value][key]
+                torch.testing.assert_close(
+                    resumed.optimizer.state[found][key], wanted, rtol=1e-3, atol=1e-6
+                )
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+async def test_a_divided_policy_is_restored_bit_for_bit(
+    run: StartedRanks, tmp_path: Path, precision: str
+) -> None:
+    first = await run.start(ranks=2, shard="model", precision=precision)
+    rollouts = make_rollouts(make_trainer(run.weights), 6)
+    await asyncio.to_thread(first.step, rollouts)
+    saved = await asyncio.to_thread(save_ranks, first, tmp_path / "first", 1)
+    second = await run.start(saved, ranks=3, shard="model", precision=precision)
+    again = await asyncio.to_thread(save_ranks, second, tmp_path / "second", 1)
+    plain = make_trainer(run.weights, precision=precision)
+    checkpoint.restore(plain, saved)
+    whole = checkpoint.save(plain, tmp_path / "whole", step=1, state={"metrics": {}}, keep=1)
+    for file in ("model.safetensors", "optimizer.safetensors", "config.json"):
+        expected = (whole.path / file).read_bytes()
+        assert (saved.path / file).read_bytes() == expected, file
+        assert (again.path / file).read_bytes() == expected, file
+
+
+@pytest.mark.parametrize("shard", ["none", "model"])
+async def test_a_rank_that_is_killed_ends_the_step_with_its_number(
+    run: StartedRanks, shard: str
+) -> None:
+    ranks = await run.start(shard=shard)
     rollouts = make_rollouts(make_trainer(run.weights), 4)
     await asyncio.to_thread(ranks.step, rollouts)
     os.kill(pids(ranks)[1], signal.SIGKILL)
@@ -127,21 +174,25 @@ async def test_a_rank_that_is_killed_ends_the_step_with_its_number(run: StartedR
     assert any("trainer-1 ended unexpectedly (exit -9)" in str(error) for error in run.gone)
 
 
+@pytest.mark.parametrize("shard", ["none", "model"])
 async def test_a_rank_that_is_killed_in_the_middle_of_a_step_holds_nobody_up(
-    run: StartedRanks,
+    run: StartedRanks, shard: str
 ) -> None:
-    ranks = await run.start(epochs=500)
+    ranks = await run.start(epochs=500, shard=shard)
     rollouts = make_rollouts(make_trainer(run.weights), 4)
     step = asyncio.create_task(asyncio.to_thread(ranks.step, rollouts))
     await asyncio.sleep(1.0)
     assert not step.done(), "500 epochs take longer"
     os.kill(pids(ranks)[0], signal.SIGKILL)
-    with pytest.raises(RankLost):
+    with pytest.raises(RankLost, match="process 0"):
         await step
+    answer = await asyncio.to_thread(ranks._receive, 1)
+    assert answer["peers_lost"], "wherever in a pass it lost the other"
 
 
-async def test_a_rank_that_hangs_is_named_and_ended(run: StartedRanks) -> None:
-    ranks = await run.start(exchange_s=3.0)
+@pytest.mark.parametrize("shard", ["none", "model"])
+async def test_a_rank_that_hangs_is_named_and_ended(run: StartedRanks, shard: str) -> None:
+    ranks = await run.start(exchange_s=3.0, shard=shard)
     rollouts = make_rollouts(make_trainer(run.weights), 4)
     os.kill(pids(ranks)[1], signal.SIGSTOP)
     named = r"process 1 of the trainer's 2 does not answer .*cannot exchange.*--resume"

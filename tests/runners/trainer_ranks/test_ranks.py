@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,19 @@ import torch
 from safetensors.torch import load_file
 
 from tests.fakes.local_trainer import VOCAB, make_trainer
+from tests.fakes.policies import write_policy
 from tests.fakes.routing_replay import write_noisy_routers
 from tests.fakes.tiny_model import write_tiny_model
-from tests.fakes.training_ranks import GRADIENT, NOISY, POLICY, SCENARIOS, run_scenario
+from tests.fakes.training_ranks import (
+    FAMILIES,
+    GRADIENT,
+    LARGE,
+    NOISY,
+    POLICY,
+    SCENARIOS,
+    Scenario,
+    run_scenario,
+)
 
 pytest.importorskip("peft", reason="pip install 'agentrl[lora]'")
 pytestmark = pytest.mark.integration
@@ -33,6 +44,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("ranks")
     write_tiny_model(directory / POLICY, vocab_size=VOCAB)
     write_noisy_routers(directory / POLICY, directory / NOISY)
+    write_tiny_model(
+        directory / LARGE, vocab_size=4096, hidden_size=256, num_hidden_layers=4,
+        moe_intermediate_size=128, tie_word_embeddings=False,
+    )  # fmt: skip
+    for family in FAMILIES:
+        write_policy(family, directory / family)
     program = [sys.executable, "-m", "tests.fakes.training_ranks"]
     ranks = [
         subprocess.Popen([*program, str(rank), str(RANKS), str(directory)], cwd=ROOT)
@@ -49,7 +66,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_ranks_train_what_one_process_trains(name: str, trained: Path) -> None:
-    steps, weights = run_scenario(SCENARIOS[name], trained, None)
+    steps, weights = run_scenario(run_whole(SCENARIOS[name]), trained, None)
     for rank in range(RANKS):
         found = load_file(trained / f"{rank} {name}.safetensors")
         assert found.keys() == weights.keys()
@@ -73,7 +90,8 @@ def test_ranks_train_what_one_process_trains(name: str, trained: Path) -> None:
                 assert other[key] == expected, (rank, key)
     if SCENARIOS[name].masked:
         assert list(steps[0]["refused"]) == ["r2"]
-    moved = [(value - start).abs().max() for value, start in _pairs(trained, weights)]
+    start = trained / (SCENARIOS[name].family or POLICY)
+    moved = [(value - begun).abs().max() for value, begun in _pairs(start, weights)]
     assert max(moved) > 1e-4, "something was trained"
 
 
@@ -94,6 +112,24 @@ def test_divided_weights_are_trained_like_whole_ones_bit_for_bit(trained: Path) 
         assert all(torch.equal(value, other[key]) for key, value in one.items()), name
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_each_rank_holds_its_part_of_weights_gradients_and_moments(
+    precision: str, trained: Path
+) -> None:
+    for rank in range(RANKS):
+        found = json.loads((trained / f"{rank} memory {precision}.json").read_text())
+        part = found["parameters"] / RANKS
+        assert found["parameters"] > 5e6
+        # Routers are whole, and what is not of the policy is small.
+        assert found["divided"] == pytest.approx(4 * part, rel=0.02)
+        assert found["trained"] == pytest.approx(16 * part, rel=0.02)
+
+
+def run_whole(scenario: Scenario) -> Scenario:
+    """Return the scenario for one process, which divides nothing."""
+    return replace(scenario, settings=scenario.settings | {"shard": "none"})
+
+
 def _compare(
     found: dict[str, torch.Tensor], weights: dict[str, torch.Tensor], *, gradients: bool
 ) -> torch.Tensor:
@@ -110,7 +146,7 @@ def _norm(weights: dict[str, torch.Tensor]) -> float:
 def _pairs(
     directory: Path, weights: dict[str, torch.Tensor]
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    start = make_trainer(directory / POLICY).model.state_dict()
+    start = make_trainer(directory).model.state_dict()
     return [
         (value, start[name] if name in start else torch.zeros_like(value))
         for name, value in weights.items()
