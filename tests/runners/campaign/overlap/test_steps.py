@@ -29,6 +29,7 @@ from runners.campaign.overlap.recorded import RecordedSchedule
 from runners.campaign.overlap.run_schedule import RunSchedule
 from runners.campaign.overlap.steps import OverlappedSteps, find_served
 from runners.campaign.sampler import StepSampler
+from runners.campaign.schedule import evaluation_due
 from runners.campaign.step_training import StepTraining
 from runners.concurrency.limits import Admission
 from runners.observe.progress import Progress
@@ -118,6 +119,8 @@ class World:
         self.versions: dict[str, int] = {}
         """Weights with which each attempt began."""
         self.ages: list[tuple[int, int]] = []
+        self.in_flight = 0
+        self.evaluated: list[int] = []
         self.trained: list[tuple[int, list[str]]] = []
         self.draining = asyncio.Event()
         self.recorded: RecordedSchedule | None = None
@@ -140,7 +143,7 @@ class World:
 
     async def run(self, store: MortalStore) -> None:
         config, progress = self.config, Progress("run", STEPS)
-        self.draining = asyncio.Event()
+        self.draining, self.in_flight = asyncio.Event(), 0
         saved = checkpoint.find_latest(self.run_dir / checkpoint.CHECKPOINTS)
         self.served, served = find_served(config, store, saved)
         assert self.served == (0 if served is None else served.step)
@@ -180,7 +183,9 @@ class World:
     ) -> AttemptResult:
         session = f"{spec.rollout_id}-a{attempt}"
         self.versions[session] = self.served
+        self.in_flight += 1
         await self.take_time(200 if self.dice.random() < 0.05 else 12)
+        self.in_flight -= 1
         flat, lost = spec.group == 0 and spec.step % 3 == 0, spec.step == 4 and spec.group == 1
         solved = None if lost else flat or spec.member == 0
         record = a_rollout(
@@ -204,7 +209,13 @@ class World:
         self.served = saved.step
 
     async def evaluate(self, step: int) -> None:
+        if not evaluation_due(self.config, step):
+            return
         assert step == self.served
+        assert self.in_flight == 0
+        await self.take_time(8)
+        assert (step, self.in_flight) == (self.served, 0)
+        self.evaluated.append(step)
 
     async def count_planned(self) -> dict[int, int]:
         return {}  # attempts here sample no tokens
@@ -240,6 +251,7 @@ class World:
             assert [row.state for row in store.steps()] == ["done"] * STEPS
             counting = {record.session_id for record in store.rollouts(counts=True)}
         assert counting == set(rollouts), "what counts is trained, and nothing else"
+        assert set(self.evaluated) == {0, 2, 4, 5}
         if self.config.run.overlap == "step":
             assert all(age == min(step - 1, 1) for step, age in self.ages), self.ages
         else:
@@ -251,6 +263,7 @@ def configure(*overrides: str) -> Config:
     return compose([
         *(f"run.steps={STEPS}", f"run.tasks_per_step={GROUPS}"),
         *(f"run.rollouts_per_task={MEMBERS}", "rollout.spare_groups=1"),
+        *("run.eval_tasks=1", "run.eval_every=2"),
         *("rollout.replace_flat=true", "trainer.correction.truncate=token", *overrides),
     ])  # fmt: skip
 
