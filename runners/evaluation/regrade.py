@@ -200,6 +200,15 @@ class _Regrade:
         progress.add_rollout(verdict.kind, 0)
         progress.columns[verdict.kind] += 1
 
+    def _is_trained(self, record: RolloutRecord) -> bool:
+        """Return whether a finished step was trained on a rollout.
+
+        In an asynchronous run that may be another step than the one for which it was dealt; an
+        advantage, which is stored when a rollout is trained, tells.
+        """
+        overlaps = self._config.run.overlap != "none"
+        return record.step in self._trained or (overlaps and record.advantage is not None)
+
     def _store_verdict(
         self, record: RolloutRecord, final: RolloutResult, verdict: Verdict, reward: RolloutReward
     ) -> None:
@@ -225,7 +234,7 @@ class _Regrade:
                 "verdict": verdict_to_dict(verdict),
             },
         )
-        if record.split == "train" and record.step in self._trained:
+        if record.split == "train" and self._is_trained(record):
             return
         self._store.put_rollout(
             replace(
