@@ -63,7 +63,7 @@ def step_metrics(
             f"rollout/{name}": sum(_session_counter(record, name) for record in graded)
             for name in SUMMED_COUNTERS
         },
-        "rollout/groups": len({record.group for record in step.records}),
+        "rollout/groups": len({key_of(record) for record in step.records}),
         "rollout/groups_dropped": len(step.groups.without_baseline),
         "rollout/groups_flat": len(step.groups.flat),
         "rollout/without_signal": len(idle),
@@ -93,7 +93,7 @@ def _metrics_by_set(
     found: dict[str, Any] = {}
     for name in sets:
         solved = [float(bool(r.solved)) for r in graded if r.extra.get(TASK_SET) == name]
-        groups = {r.group for r in step.records if r.extra.get(TASK_SET) == name}
+        groups = {key_of(r) for r in step.records if r.extra.get(TASK_SET) == name}
         found |= {f"train/solve_rate/{name}": mean(solved), f"rollout/groups/{name}": len(groups)}
     return found
 

@@ -12,7 +12,7 @@ from runners.training.advantages import StepGroups
 from runners.training.step_metrics import step_metrics
 from runners.trajectory.counters import SUMMED_COUNTERS
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
-from runners.trajectory.record import Turn
+from runners.trajectory.record import TASK_SET, Turn
 from tests.fakes.records import a_turn
 from tests.fakes.step_samples import (
     BRANCHED,
@@ -102,6 +102,16 @@ def test_tokens_of_a_flat_group_are_in_the_loss_and_have_no_gradient() -> None:
     assert (metrics["tokens/trained"], metrics["tokens/trained_share"]) == (12, 0.5)
     assert metrics["tokens/trained_final"] == 12
     assert (metrics["rollout/groups"], metrics["rollout/groups_flat"]) == (2, 1)
+
+
+def test_groups_of_the_same_number_from_different_deals_are_counted_apart() -> None:
+    later = [replace(record, step=2, extra={TASK_SET: "bugfix"}) for record in rollouts(1.0, 0.0)]
+    batch = samples_of(rollouts(1.0, 1.0) + later, LINEAR)
+    metrics = step_metrics(batch, 1.0, ["bugfix"])
+    assert (metrics["rollout/groups"], metrics["rollout/groups_flat"]) == (2, 1)
+    earlier = [replace(record, step=1) for record in later]
+    metrics = step_metrics(samples_of(earlier + later, LINEAR), 1.0, ["bugfix"])
+    assert metrics["rollout/groups/bugfix"] == metrics["rollout/groups"] == 2
 
 
 @pytest.mark.parametrize("line", ["trainer.kl.weight=0.1", "trainer.entropy_bonus=0.1"])
