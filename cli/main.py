@@ -26,6 +26,7 @@ from cli import (
     run,
     show,
     status,
+    stop,
     tasks,
     watch,
 )
@@ -75,6 +76,7 @@ app.command(epilog=launch.EXAMPLES, rich_help_panel=_RUN)(launch.launch)
 app.command(epilog=show.EXAMPLES, rich_help_panel=_RUN)(show.show)
 app.command(epilog=check.EXAMPLES, rich_help_panel=_RUN)(check.check)
 app.command(epilog=plugins.EXAMPLES, rich_help_panel=_RUN)(plugins.plugins)
+app.command(epilog=stop.EXAMPLES, rich_help_panel=_RUN)(stop.stop)
 app.add_typer(tasks.app, name="tasks", rich_help_panel=_RUN)
 app.command(epilog=status.EXAMPLES, rich_help_panel=_LOOK)(status.status)
 app.command(epilog=watch.EXAMPLES, rich_help_panel=_LOOK)(watch.watch)

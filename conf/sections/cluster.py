@@ -7,8 +7,19 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from conf.sections.section import Section
+from conf.sections.section import Section, expecting
 
+_HOST = r"([\w.-]+@)?\w[\w.-]*(:\d+)?"
+Jump = Annotated[
+    str,
+    Field(pattern=rf"^{_HOST}(,{_HOST})*$"),
+    expecting("[USER@]HOST[:PORT], with commas between several"),
+]
+KeyFile = Annotated[
+    str,
+    Field(pattern=r"^(~/|/)[^\s%\"]+$"),  # % begins a token of ssh's
+    expecting("a path that begins with / or ~/, without spaces and %"),
+]
 FixedPort = Annotated[int, Field(ge=1, le=65535)]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Assignment = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*=")]
@@ -53,15 +64,12 @@ class ClusterLaunchConfig(Section):
 class SshLoginConfig(Section):
     """How the first host reaches the others; null: as its ssh configuration says."""
 
-    user: Annotated[str, Field(pattern=r"^[\w.-]+$")] | None
+    user: Annotated[str, Field(pattern=r"^[\w.-]+$"), expecting("a user's name")] | None
     port: FixedPort | None
-    key: Annotated[str, Field(pattern=r"^(~/|/)[^\s%\"]+$")] | None
+    key: KeyFile | None
     """File of the private key, on the first host."""
-    jump: (
-        Annotated[str, Field(pattern=r"^([\w.-]+@)?[\w.-]+(:\d+)?(,([\w.-]+@)?[\w.-]+(:\d+)?)*$")]
-        | None
-    )
-    """Hosts on the way, ``[USER@]HOST[:PORT]``, with commas between several."""
+    jump: Jump | None
+    """Hosts on the way."""
 
 
 class SshLaunchConfig(ClusterLaunchConfig):

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, JsonValue
 
 from conf.sections.cluster import ClusterLaunchConfig
-from conf.sections.section import Section
+from conf.sections.section import Section, expecting
 
 
 def _to_text(value: object) -> object:
@@ -16,19 +16,33 @@ def _to_text(value: object) -> object:
 
 
 Quantity = Annotated[
-    str, BeforeValidator(_to_text), Field(pattern=r"^\d+(\.\d+)?(m|k|[KMGTPE]i?)?$")
+    str,
+    BeforeValidator(_to_text),
+    Field(pattern=r"^\d+(\.\d+)?(m|k|[KMGTPE]i?)?$"),
+    expecting("a quantity of Kubernetes such as 96 or 1200Gi"),
 ]
-"""Kubernetes' quantity, e.g. 96, 500m, 1200Gi."""
-LabelValue = Annotated[str, Field(pattern=r"^([A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?)?$")]
-ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")]
+LabelValue = Annotated[
+    str,
+    Field(pattern=r"^([A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?)?$"),
+    expecting("the value of a label, quoted if it is a number"),
+]
+ObjectName = Annotated[
+    str,
+    Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"),
+    expecting("the name of a Kubernetes object"),
+]
 Toleration = Annotated[
     str,
-    Field(
-        pattern=r"^[\w./-]+(=[\w.-]*)?(:(NoSchedule|PreferNoSchedule|NoExecute))?$",
-    ),
+    Field(pattern=r"^[\w./-]+(=[\w.-]*)?(:(NoSchedule|PreferNoSchedule|NoExecute))?$"),
+    expecting("KEY[=VALUE][:EFFECT], with NoSchedule, PreferNoSchedule or NoExecute as effect"),
 ]
 Mount = Annotated[
-    str, Field(pattern=r"^(/[^:\s]*|[a-z0-9]([-a-z0-9.]*[a-z0-9])?):/[^:\s]*(:(ro|rw))?$")
+    str,
+    Field(pattern=r"^(/[^:\s]*|[a-z0-9]([-a-z0-9.]*[a-z0-9])?):/[^:\s]*(:(ro|rw))?$"),
+    expecting("SOURCE:PATH[:ro], with a directory of the node or the name of a claim as SOURCE"),
+]
+Capability = Annotated[
+    str, Field(pattern=r"^[A-Z_]+$"), expecting("a Linux capability such as IPC_LOCK")
 ]
 
 
@@ -46,7 +60,7 @@ class PodConfig(Section):
     image_pull_secrets: tuple[ObjectName, ...]
     host_network: bool
     host_ipc: bool
-    capabilities: tuple[Annotated[str, Field(pattern=r"^[A-Z_]+$")], ...]
+    capabilities: tuple[Capability, ...]
     """Linux capabilities that are added; RDMA needs IPC_LOCK to pin memory."""
     shared_memory: Quantity | None
     """Size of /dev/shm; null: half of the node's memory, and no more than the pod's limit."""

@@ -7,12 +7,24 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt
 
 from conf.sections.cluster import ClusterLaunchConfig
-from conf.sections.section import Section
+from conf.sections.section import Section, expecting
 
-Word = Annotated[str, Field(pattern=r"^\S+$")]
-Option = Annotated[str, Field(pattern=r"^--[a-z][a-z-]*(=[^\n]*)?$")]
+Word = Annotated[str, Field(pattern=r"^\S+$"), expecting("one word, without spaces")]
+Option = Annotated[
+    str,
+    Field(pattern=r"^--[a-z][a-z-]*(=[^\n]*)?$"),
+    expecting("one option in one line, --name or --name=value"),
+]
 """A program's option in one word, ``--name`` or ``--name=value``."""
-Mount = Annotated[str, Field(pattern=r"^/[^:,\s]*(:/[^:,\s]*(:(ro|rw))?)?$")]
+Mount = Annotated[
+    str,
+    Field(pattern=r"^/[^:,\s]*(:/[^:,\s]*(:(ro|rw))?)?$"),
+    expecting("SOURCE[:TARGET[:ro]] of absolute paths"),
+]
+WorkDir = Annotated[str, Field(pattern=r"^/\S*$"), expecting("an absolute path without spaces")]
+Memory = Annotated[
+    str, Field(pattern=r"^\d+[KMGT]?$"), expecting("a size such as 1800G, or '\"0\"' for all of it")
+]
 
 
 class SlurmContainerConfig(Section):
@@ -26,7 +38,7 @@ class SlurmContainerConfig(Section):
     """
     mounts: tuple[Mount, ...]
     """Directories of the node, ``SOURCE[:TARGET[:ro]]``; ``launch.shared_dir`` is always one."""
-    workdir: Annotated[str, Field(pattern=r"^/\S*$")] | None
+    workdir: WorkDir | None
     """Working directory inside; null: the runtime's default."""
     arguments: tuple[Option, ...]
     """More options of ``srun --container-…`` or of ``apptainer exec``."""
@@ -51,7 +63,7 @@ class SlurmLaunchConfig(ClusterLaunchConfig):
     """Take whole nodes."""
     cpus_per_node: PositiveInt | None
     """null: those that Slurm gives; with ``exclusive`` all of a node's."""
-    mem: Annotated[str, Field(pattern=r"^\d+[KMGT]?$")] | None
+    mem: Memory | None
     """Main memory of each node, e.g. 1800G; 0: all of it; null: the partition's default."""
     sbatch: tuple[Option, ...]
     """More options of sbatch."""

@@ -121,9 +121,12 @@ def test_the_requests_of_a_stored_job_are_read_again() -> None:
     [
         ("launch.pod.resources={nvidia.com/gpu:8}", "set launch.gpus_per_node instead"),
         ("launch.pod.resources={gpu:8}", "has gpu: name cpu, memory, ephemeral-storage, or a dev"),
-        ("launch.pod.resources={memory:1200GB}", "launch.pod.resources.memory=1200GB"),
+        (
+            "launch.pod.resources={memory:1200GB}",
+            "launch.pod.resources.memory=1200GB must be",
+        ),
         ("launch.pod.tolerations=['a:Never']", "launch.pod.tolerations[0]=a:Never"),
-        ("launch.pod.mounts=['/a']", "launch.pod.mounts[0]=/a"),
+        ("launch.pod.mounts=['/a']", "launch.pod.mounts[0]=/a must be SOURCE:PATH[:ro]"),
         ("launch.pod.mounts=['a:/x','b:/x']", "launch.pod.mounts has /x, where a volume is"),
         ("launch.pod.mounts=['a:/dev/shm']", "launch.pod.mounts has /dev/shm, where a volume is"),
         ("launch.pod.capabilities=[ipc_lock]", "launch.pod.capabilities[0]=ipc_lock"),
