@@ -133,7 +133,7 @@ class OverlappedSteps:
                 raise ScheduleError(
                     f"the replay of {recorded.run_dir} differs before update {version + 1}: "
                     f"groups {sorted(waiting)} have not begun, tokens by version are missing: "
-                    f"{missing}"
+                    f"{missing}; if rollouts wait for a place, raise rollout.concurrency"
                 )
             await asyncio.sleep(REPLAY_POLL_S)
 
