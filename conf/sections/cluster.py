@@ -62,7 +62,7 @@ class ClusterLaunchConfig(Section):
 
 
 class SshLoginConfig(Section):
-    """How the first host reaches the others; null: as its ssh configuration says."""
+    """Login of the first host on the others; null: as its ssh configuration says."""
 
     user: Annotated[str, Field(pattern=r"^[\w.-]+$"), expecting("a user's name")] | None
     port: FixedPort | None

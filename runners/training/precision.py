@@ -39,7 +39,7 @@ class MasterWeights:
     """
 
     exchanges_in_passes = False
-    """Whether forward and backward passes are exchanges between processes."""
+    """True if forward and backward passes are exchanges between processes."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class MasterWeights:
 
     @property
     def is_divided(self) -> bool:
-        """Whether ``gather_masters`` and ``gather`` are exchanges between processes."""
+        """True if ``gather_masters`` and ``gather`` are exchanges between processes."""
         return self.shards is not None
 
     def clear_gradients(self) -> None:

@@ -21,7 +21,7 @@ from runners.trajectory.record import IdArray
 
 
 class RecordedSchedule:
-    """What a run is to do again; read once."""
+    """Schedule that a run is to repeat; read once."""
 
     def __init__(self, run_dir: Path, config: Config, plan: Path) -> None:
         """Read the run in ``run_dir``, and write the weights of its tokens to ``plan``.
