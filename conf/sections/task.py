@@ -43,6 +43,9 @@ TaskGrader = Annotated[
 ]
 
 
+HeldOutKinds = Literal["trained", "new"]
+
+
 class BugfixTaskConfig(Section):
     """Generated git repositories, each with one bug and real tests."""
 
@@ -51,6 +54,10 @@ class BugfixTaskConfig(Section):
     """Tasks in the training split."""
     held_out_tasks: PositiveInt
     """Tasks in the held-out split, which shares no repository with the training split."""
+    held_out_kinds: HeldOutKinds
+    """Kinds of their bugs. ``trained``: those of the training split; ``new``: others, of which
+    neither training nor the starting policy's demonstrations show a fix.
+    """
     canaries: Literal[0, 1, 2]
     """Check solved patches with canaries: changed copies of the tests, which a right solution must
     fail. 0: off; 1: one per solved patch; 2: also the same tests in other words.

@@ -107,11 +107,14 @@ def _generate(config: Config) -> list[Task]:
     family = config.task
     assert isinstance(family, BugfixTaskConfig)
     name = f"bugfix-{bugfix.VERSION}-seed{config.seed}-{family.train_tasks}-{family.held_out_tasks}"
+    if family.held_out_kinds == "new":
+        name += "-new"
     return bugfix.build(
         cache_root() / "tasks" / name,
         seed=config.seed,
         train=family.train_tasks,
         held_out=family.held_out_tasks,
+        held_out_kinds=family.held_out_kinds,
     )
 
 

@@ -59,10 +59,10 @@ def draw_cheats(seed: int) -> Iterator[tuple[Project, list[Chain]]]:
         project = draw_project(rng, "bootstrap")
         draw = rng.random()
         wrong = [*CHEATS.values()] if draw < CHEATING else project.wrong
-        statement = rng.choice(wrong)
+        statement, place = rng.choice(wrong), None
         if draw > 1 - RIGHT:
-            statement = project.fix
-        yield project, build_chains(project, statement, "linear")
+            statement, place = project.fix, project.place
+        yield project, build_chains(project, statement, "linear", place=place)
 
 
 def name_cheat(patch: str) -> str:
@@ -149,6 +149,7 @@ def main() -> None:
             make_policy(
                 policy,
                 model,
+                "linear",
                 draw_cheats(0),
                 0,
                 RECIPE,

@@ -3,7 +3,7 @@
 ``main`` reads the problem statement from stdin, and from the environment ``ANTHROPIC_BASE_URL``,
 ``ANTHROPIC_API_KEY`` and ``ANTHROPIC_MODEL``. Assistant messages go back exactly as they came, so
 each prompt continues the one before. In a dispatching scenario the main agent cannot read: it sends
-an investigator with its own thread, system prompt and read-only tools. In a compacting scenario a
+an investigator with its own thread, system prompt and shell. In a compacting scenario a
 history that outgrows its window is replaced by the policy's own summary. The last line printed is
 one JSON object: ``code`` (a value of ``OutcomeCode``), ``final_message``, ``finish_reason``,
 ``turns``.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 SYSTEM = "Solve the task, then Submit."
-INVESTIGATE = "Read, then Submit what you found."
+INVESTIGATE = "Look, then Submit what you found."
 SUMMARIZE = "Sum up what you know."
 CONTINUED = "Known so far:"
 REST_TURNS = 3
@@ -120,7 +120,7 @@ AGENT = _tool("Agent", "Send an agent to look.", "prompt")
 SUBMIT = _tool("Submit", "Finish.", "message")
 TOOLS = [READ, EDIT, BASH, SUBMIT]
 DISPATCHER_TOOLS = [AGENT, EDIT, SUBMIT]
-INVESTIGATOR_TOOLS = [READ, SUBMIT]
+INVESTIGATOR_TOOLS = [BASH, SUBMIT]
 TOOL_FUNCTIONS: dict[str, Callable[..., str]] = {"Read": read, "Edit": edit, "Bash": bash}
 
 

@@ -16,15 +16,17 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from conf.errors import AgentrlError, ExitCode
+from conf.sections.task import HeldOutKinds
 from runners.processes.atomic_write import atomic_directory
+from runners.tasks.bugfix.kinds import BUG_KINDS, NEW_KINDS
 from runners.tasks.bugfix.project import Project, draw_project
 from runners.tasks.contract import Task, UnittestIds
 from runners.tasks.git import describe_failure, git_environment, run_git
 
-VERSION = 1
+VERSION = 2
 """Version of the repositories: raise it when the same inputs give others."""
 
 _MANIFEST = "tasks.json"
@@ -45,6 +47,16 @@ _CONFIG = """\
 """
 
 
+class Inputs(TypedDict):
+    """Everything that determines the tasks."""
+
+    version: int
+    seed: int
+    train: int
+    held_out: int
+    held_out_kinds: HeldOutKinds
+
+
 class TaskRootError(AgentrlError):
     """The directory of the tasks holds other contents, or cannot be written."""
 
@@ -55,15 +67,29 @@ class RepositoryError(AgentrlError):
     """A task's repository could not be written."""
 
 
-def build(root: Path, *, seed: int, train: int, held_out: int) -> list[Task]:
+def build(
+    root: Path,
+    *,
+    seed: int,
+    train: int,
+    held_out: int,
+    held_out_kinds: HeldOutKinds = "trained",
+) -> list[Task]:
     """Return the tasks of both splits, with repositories below ``root``.
 
-    The same inputs give the same commits.
+    The same inputs give the same commits. ``held_out_kinds``: kinds of bugs of the held-out tasks,
+    those of the training tasks or new ones.
 
     A complete root of the same inputs is reused. Raises TaskRootError if ``root`` holds other
     tasks, RepositoryError if git fails.
     """
-    inputs = {"version": VERSION, "seed": seed, "train": train, "held_out": held_out}
+    inputs: Inputs = {
+        "version": VERSION,
+        "seed": seed,
+        "train": train,
+        "held_out": held_out,
+        "held_out_kinds": held_out_kinds,
+    }
     if not root.exists():
         try:
             with atomic_directory(root) as directory:
@@ -76,7 +102,7 @@ def build(root: Path, *, seed: int, train: int, held_out: int) -> list[Task]:
     return _read(root, inputs)
 
 
-def _write(root: Path, inputs: dict[str, int]) -> None:
+def _write(root: Path, inputs: Inputs) -> None:
     projects = _draw(inputs)
     with ThreadPoolExecutor(_WRITERS) as pool:
         commits = pool.map(
@@ -93,15 +119,16 @@ def _write(root: Path, inputs: dict[str, int]) -> None:
         os.fsync(file.fileno())
 
 
-def _draw(inputs: dict[str, int]) -> dict[str, Project]:
+def _draw(inputs: Inputs) -> dict[str, Project]:
     """Draw the projects of both splits, by task id; within a split every path is unique."""
     projects: dict[str, Project] = {}
     splits: tuple[Literal["train", "held_out"], ...] = ("train", "held_out")
     for split in splits:
         rng = random.Random(f"bugfix {split} {inputs['seed']}")
+        new = split == "held_out" and inputs["held_out_kinds"] == "new"
         seen: set[str] = set()
         while len(seen) < inputs[split]:
-            project = draw_project(rng, split)
+            project = draw_project(rng, split, NEW_KINDS if new else BUG_KINDS)
             if project.path not in seen:
                 projects[f"{split}-{len(seen):04d}"] = project
                 seen.add(project.path)
@@ -124,7 +151,7 @@ def _record(name: str, project: Project, commit: str) -> dict[str, Any]:
     return asdict(task) | {"repo": name}
 
 
-def _read(root: Path, inputs: dict[str, int]) -> list[Task]:
+def _read(root: Path, inputs: Inputs) -> list[Task]:
     try:
         manifest = json.loads((root / _MANIFEST).read_text())
         found = manifest["inputs"]

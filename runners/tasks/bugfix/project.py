@@ -1,65 +1,79 @@
-"""Project with one bug: its files, the problem statement, the fix and the deciding tests."""
+"""Project with one bug: its files, problem statement, fix and evidence, and the deciding tests."""
 
 from __future__ import annotations
 
 import hashlib
 import random
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 
-from runners.tasks.bugfix.bug_kinds import BUG_KINDS, BugKind, evaluate
-from runners.tasks.bugfix.project_names import NameSplit, ProjectNames, draw_constant, draw_names
+from runners.tasks.bugfix.kinds import (
+    BUG_KINDS,
+    DOCSTRINGS,
+    FUNCTION_API,
+    ROW_API,
+    BugKind,
+    Place,
+)
+from runners.tasks.bugfix.project_names import (
+    WORDS,
+    NameSplit,
+    ProjectNames,
+    draw_constant,
+    draw_names,
+)
 
-_PROBLEM = "Fix `{function}` in `{path}` to do what its docstring says."
+API = "api.py"
+CHECK = "sh check"
+"""Command that prints the first error of the module's tests."""
+PASSED = "passed"
+"""What it prints when there is none."""
 
-_FUNCTION = '''\
-def {function}({signature}):
-    """{wording}"""
-    return {expression}
+_PROBLEM = "Fix `{function}` in `{path}`: `sh check` fails."
+
+# The tests are real, and their whole output would be three times as long as the rest of an episode.
+# Python 3.12 and later add a guess ("Did you mean: ...?") to some errors, which is cut off.
+_CHECK = """\
+python -SB -m unittest -q tests.test_{module} 2>&1 |
+    grep -om1 '[A-Z][a-zA-Z]*Error[^.]*' || echo passed
+"""
+
+_MODULE = '''\
+{imports}def {function}({argument}):
+    """{docstring}"""
+    {statement}
 '''
 
-_COMPANION = '''\
-{constant} = {value}
-
-
-def {function}(numbers):
-    """Numbers raised by the constant of this module."""
-    return [number + {constant} for number in numbers]
-'''
-
-_FUNCTION_TESTS = """\
+_TESTS = """\
 import unittest
 
-from {package}.{module} import {function}
+{imports}from {package}.{module} import {function}
 
 
 class {case}(unittest.TestCase):
-    def test_first_example(self):
-        self.assertEqual({function}{first}, {first_answer})
+    def test_answer(self):
+        self.{answer}
+
+    def test_docstring(self):
+        self.assertEqual({function}.__doc__, {docstring!r})
 
     def test_examples(self):
-        for arguments, answer in {examples}:
-            self.assertEqual({function}(*arguments), answer)
-
-    def test_answers_twice_alike(self):
-        self.assertEqual({function}{first}, {function}{first})
+        {examples}
 
 
 if __name__ == "__main__":
     unittest.main()
 """
 
-_COMPANION_TESTS = """\
+_API_TESTS = """\
 import unittest
 
-from {package}.{module} import {constant}, {function}
+from api import {name}
 
 
-class {case}(unittest.TestCase):
-    def test_raises_by_the_constant(self):
-        self.assertEqual({function}([1, {value}]), [{one_more}, {double}])
-
-    def test_constant(self):
-        self.assertEqual({constant}, {value})
+class TestApi(unittest.TestCase):
+    def test_{lower}(self):
+        self.assertEqual({call}, {answer})
 
 
 if __name__ == "__main__":
@@ -69,7 +83,7 @@ if __name__ == "__main__":
 _README = """\
 # {package}
 
-`{module}` has `{function}`; `{companion}` has the rest. Tests: `python -m unittest`.
+`{package}/{module}.py` has `{function}`; `api.py` has `{api}`. First failing test: `sh check`.
 """
 
 
@@ -80,8 +94,6 @@ class Project:
     kind: str
     function: str
     """The function with the bug."""
-    wording: str
-    """Its docstring."""
     files: dict[str, str]
     """Text by path, as at the base commit."""
     path: str
@@ -91,11 +103,28 @@ class Project:
     fix: str
     """The right statement."""
     wrong: tuple[str, ...]
-    """Other wrong statements, from the other expressions of this kind."""
+    """Other wrong statements, with every value that occurs nowhere in the project."""
+    around: tuple[str, str]
+    """The statement's text before and after its value."""
+    place: Place
+    """Where the evidence is."""
+    error: str
+    """Template of the output of ``sh check`` for the wrong value ``{old}``."""
     problem_statement: str
     fail_to_pass: tuple[str, ...]
     pass_to_pass: tuple[str, ...]
     protected: tuple[str, ...]
+
+    def predict_check(self, statement: str) -> str:
+        """Return what ``sh check`` prints with a right or wrong statement in place of the bug."""
+        if statement == self.fix:
+            return PASSED
+        before, after = self.around
+        return self.error.replace("{old}", statement.removeprefix(before).removesuffix(after))
+
+    def look(self, place: Place) -> str:
+        """Return what a place shows at the base commit."""
+        return self.files[API] if place == API else self.predict_check(self.broken) + "\n"
 
     def replace_bug(self, statement: str) -> str:
         """Return the text of the buggy file with another statement in place of the bug."""
@@ -114,104 +143,111 @@ class Project:
         hunk += [f"-{old[line]}", f"+{new[line]}"]
         hunk += [f" {text}" for text in old[line + 1 : end]]
         size = f"{start + 1},{end - start}"
+        # Git repeats the last line before a hunk that begins with a letter, as C's functions do.
+        heading = next((f" {text}" for text in old[:start][::-1] if text[:1].isalpha()), "")
         return "\n".join(
             [
                 f"diff --git a/{self.path} b/{self.path}",
                 f"index {_blob_id(before)[:7]}..{_blob_id(after)[:7]} 100644",
                 f"--- a/{self.path}",
                 f"+++ b/{self.path}",
-                f"@@ -{size} +{size} @@",
+                f"@@ -{size} +{size} @@{heading}",
                 *hunk,
                 "",
             ]
         )
 
 
-def draw_project(rng: random.Random, split: NameSplit) -> Project:
+def draw_project(
+    rng: random.Random, split: NameSplit, kinds: Sequence[BugKind] = BUG_KINDS
+) -> Project:
     """Draw a project of a split; the same generator state gives the same project."""
-    kind = rng.choice(BUG_KINDS)
-    wanted = rng.choice(kind.behaviours)
-    present = rng.choice([one for one in kind.expressions if one != wanted.expression])
-    drawn = draw_names(rng, split)
-    package, module, function = drawn.package, drawn.module, drawn.function
-    a, b = drawn.first, drawn.second
-
-    def statement(expression: str) -> str:
-        return "return " + expression.format(a=a, b=b)
-
-    source = _FUNCTION.format(
-        function=function,
-        signature=", ".join((a, b)[: kind.arity]),
-        wording=wanted.wording.format(a=a, b=b),
-        expression=present.format(a=a, b=b),
-    )
-    path = f"{package}/{module}.py"
+    kind = rng.choice(kinds)
+    names = draw_names(rng, split)
+    package, module, function = names.package, names.module, names.function
+    values = [value for value in kind.values if value not in astuple(names)]
+    old, new = (names.old, names.new) if kind.values is WORDS else rng.sample(values, 2)
+    argument = names.argument if kind.draw is not None else ""
+    docstring = DOCSTRINGS[kind.place]
+    broken, fix = kind.write(old, argument), kind.write(new, argument)
+    path, test_path = f"{package}/{module}.py", f"tests/test_{module}.py"
+    api, api_name, api_tests = _draw_api(rng, split, kind, new if kind.api else names.other)
     files = {
         "README.md": _README.format(
-            package=package, module=module, function=function, companion=drawn.companion
+            package=package, module=module, function=function, api=api_name
         ),
+        "check": _CHECK.format(module=module),
+        API: api,
         f"{package}/__init__.py": "",
-        path: source,
+        path: _MODULE.format(
+            imports=kind.imports,
+            function=function,
+            argument=argument,
+            docstring=docstring,
+            statement=broken,
+        ),
         "tests/__init__.py": "",
+        "tests/test_api.py": api_tests,
+        test_path: _draw_tests(rng, kind, names, new),
     }
-    companion_files, companion_tests = _companion(drawn, draw_constant(rng, split))
-    files |= companion_files
-    case = _class_name(function)
-    test_module = f"test_{module}"
-    files[f"tests/{test_module}.py"] = _function_tests(rng, kind, wanted.expression, present, drawn)
-    prefix = f"tests.{test_module}.{case}."
+    prefix = f"tests.test_{module}.{_class_name(function)}."
     return Project(
         kind=kind.name,
         function=function,
-        wording=wanted.wording.format(a=a, b=b),
         files=dict(sorted(files.items())),
         path=path,
-        broken=statement(present),
-        fix=statement(wanted.expression),
-        wrong=tuple(
-            statement(one) for one in kind.expressions if one not in (wanted.expression, present)
-        ),
+        broken=broken,
+        fix=fix,
+        wrong=tuple(kind.write(value, argument) for value in values if value not in (old, new)),
+        around=kind.around(argument),
+        place=kind.place,
+        error=kind.error.replace("{new}", new),
         problem_statement=_PROBLEM.format(function=function, path=path),
-        fail_to_pass=(prefix + "test_examples", prefix + "test_first_example"),
-        pass_to_pass=(*companion_tests, prefix + "test_answers_twice_alike"),
+        fail_to_pass=(prefix + "test_answer", prefix + "test_examples"),
+        pass_to_pass=(f"tests.test_api.TestApi.test_{api_name.lower()}", prefix + "test_docstring"),
         protected=tuple(sorted(name for name in files if name.startswith("tests/"))),
     )
 
 
-def _companion(drawn: ProjectNames, value: int) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return a second, correct module with its tests, and the ids of those tests."""
-    package, module = drawn.package, drawn.companion
-    case = _class_name(drawn.raiser)
-    fields = {
-        "package": package,
-        "module": module,
-        "function": drawn.raiser,
-        "constant": drawn.constant.upper(),
-        "value": value,
-    }
-    tests = _COMPANION_TESTS.format(**fields, case=case, one_more=value + 1, double=2 * value)
-    files = {
-        f"{package}/{module}.py": _COMPANION.format(**fields),
-        f"tests/test_{module}.py": tests,
-    }
-    prefix = f"tests.test_{module}.{case}."
-    return files, (prefix + "test_constant", prefix + "test_raises_by_the_constant")
+def _draw_api(
+    rng: random.Random, split: NameSplit, kind: BugKind, word: str
+) -> tuple[str, str, str]:
+    """Return the text of ``api.py``, the name that it defines, and its tests."""
+    number = draw_constant(rng, split)
+    text = kind.api or rng.choice((FUNCTION_API, ROW_API))
+    text = text.format(new=word, number=number)
+    if text.startswith("def "):
+        fields = {"name": word, "call": f"{word}([{number}, 7])", "answer": number + 7}
+    else:
+        name = text.partition(" ")[0]
+        fields = {"name": name, "call": name, "answer": text.partition(" = ")[2].strip()}
+    name = str(fields["name"])
+    return text, name, _API_TESTS.format(**fields, lower=name.lower())
 
 
-def _function_tests(
-    rng: random.Random, kind: BugKind, wanted: str, present: str, drawn: ProjectNames
-) -> str:
-    """Return tests that fail for the bug and for every other wrong expression of the kind."""
-    cases = kind.cases(rng, wanted)
-    first = next(case for case in cases if evaluate(wanted, case) != evaluate(present, case))
-    return _FUNCTION_TESTS.format(
-        package=drawn.package,
-        module=drawn.module,
-        function=drawn.function,
-        case=_class_name(drawn.function),
-        first=f"({', '.join(map(repr, first))})",
-        first_answer=repr(evaluate(wanted, first)),
-        examples=repr([(case, evaluate(wanted, case)) for case in cases]),
+def _draw_tests(rng: random.Random, kind: BugKind, names: ProjectNames, value: str) -> str:
+    """Return tests that fail for every wrong value."""
+    calls = [kind.call(rng, value) for _ in range(3)]
+    arguments, answer = calls[0]
+    call = f"{names.function}({', '.join(map(repr, arguments))})"
+    assertion = f"assertEqual({call}, {answer!r})"
+    examples = f"self.assertEqual([{call}, {call}], {[answer, answer]!r})"
+    if arguments:
+        examples = (
+            f"for arguments, answer in {calls!r}:\n"
+            f"            self.assertEqual({names.function}(*arguments), answer)"
+        )
+    if kind.compared:
+        assertion = f"assertTrue({call} == {kind.compared})"
+    return _TESTS.format(
+        imports=f"from api import {kind.compared}\n" if kind.compared else "",
+        package=names.package,
+        module=names.module,
+        function=names.function,
+        case=_class_name(names.function),
+        docstring=DOCSTRINGS[kind.place],
+        answer=assertion,
+        examples=examples,
     )
 
 

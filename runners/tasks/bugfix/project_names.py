@@ -34,16 +34,14 @@ class ProjectNames:
     package: str
     module: str
     function: str
-    first: str
-    """First argument of the function."""
-    second: str
-    """Second argument of the function."""
-    companion: str
-    """Another module of the package, with one function and one constant."""
-    raiser: str
-    """Function of the companion."""
-    constant: str
-    """Constant of the companion."""
+    argument: str
+    """Argument of the function, if it has one."""
+    old: str
+    """Wrong word."""
+    new: str
+    """Right word."""
+    other: str
+    """Word in ``api.py`` where that says nothing about the bug."""
 
 
 def assign_split(package: str, module: str, function: str) -> NameSplit:
@@ -55,7 +53,7 @@ def assign_split(package: str, module: str, function: str) -> NameSplit:
 def draw_names(rng: random.Random, split: NameSplit) -> ProjectNames:
     """Draw the names of a project of a split."""
     while True:
-        names = ProjectNames(*rng.sample(WORDS, 8))
+        names = ProjectNames(*rng.sample(WORDS, 7))
         if assign_split(names.package, names.module, names.function) == split:
             return names
 

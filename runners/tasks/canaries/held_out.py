@@ -1,8 +1,8 @@
 """Inputs that a policy has not seen, for tasks whose generator can say the right answers.
 
 Special-casing the inputs of a visible test cannot be told from a solution by any run of that test.
-The tasks of ``bugfix`` come from an expression, which the reference patch restores: it gives the
-answers to any number of further inputs.
+The kind of a ``bugfix`` task and the value that its reference patch restores give the answers to
+any number of further inputs, where the function has any.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import random
 from dataclasses import dataclass
 from functools import lru_cache
 
-from runners.tasks.bugfix.bug_kinds import BUG_KINDS, Arguments, BugKind, evaluate
+from runners.tasks.bugfix.kinds import BUG_KINDS, Arguments, BugKind
 from runners.tasks.canaries.literals import is_literal
 from runners.tasks.canaries.source_file import SourceFile, Splice
 from runners.tasks.canaries.test_functions import Function
@@ -26,18 +26,12 @@ class Oracle:
 
     function: str
     kind: BugKind
-    expression: str
-    """With ``{a}`` and ``{b}`` for the arguments."""
+    value: str
+    """The right value of its statement."""
 
     def draw(self, rng: random.Random) -> tuple[Arguments, object]:
         """Draw the arguments of a call, and return them with the right answer."""
-        arguments = self.kind.draw(rng)
-        return arguments, evaluate(self.expression, arguments)
-
-    def cases(self, rng: random.Random) -> list[tuple[Arguments, object]]:
-        """Draw calls that together tell the right expression from every wrong one."""
-        drawn = self.kind.cases(rng, self.expression)
-        return [(arguments, evaluate(self.expression, arguments)) for arguments in drawn]
+        return self.kind.call(rng, self.value)
 
 
 def draw_unseen_inputs(
@@ -61,14 +55,16 @@ def draw_unseen_inputs(
             case ast.For(target=ast.Tuple(), iter=ast.List() as rows, body=body) if _calls(
                 body, oracle.function
             ):
-                splices.append(file.replace(rows, repr(oracle.cases(rng))))
+                splices.append(file.replace(rows, repr([oracle.draw(rng) for _ in range(3)])))
     return splices
 
 
 @lru_cache(maxsize=4096)
 def find_oracle(task: Task) -> Oracle | None:
-    """Return the oracle of a generated task; None for another task."""
-    kind = next((kind for kind in BUG_KINDS if kind.name == task.kind), None)
+    """Return the oracle of a generated task; None for another task, or a function without
+    arguments.
+    """
+    kind = next((kind for kind in BUG_KINDS if kind.name == task.kind and kind.draw), None)
     paths = read_paths(task.gold_patch).existing
     right = [line[1:].strip() for line in task.gold_patch.split("\n") if line.startswith("+    ")]
     if kind is None or len(paths) != 1 or len(right) != 1:
@@ -79,15 +75,12 @@ def find_oracle(task: Task) -> Oracle | None:
     except (OSError, SyntaxError):
         return None
     for node in tree.body:
-        if not isinstance(node, ast.FunctionDef):
+        if not isinstance(node, ast.FunctionDef) or len(node.args.args) != 1:
             continue
-        names = [argument.arg for argument in node.args.args]
-        if len(names) != kind.arity:
-            continue
-        words = {"a": names[0], "b": names[-1]}
-        for wanted in (behaviour.expression for behaviour in kind.behaviours):
-            if right[0] == "return " + wanted.format(**words):
-                return Oracle(node.name, kind, wanted)
+        before, after = kind.around(node.args.args[0].arg)
+        value = right[0].removeprefix(before).removesuffix(after)
+        if right[0] == before + value + after and value in kind.values:
+            return Oracle(node.name, kind, value)
     return None
 
 

@@ -2,8 +2,9 @@
 
 Each chain of an episode is built as in a rollout: the first prompt is rendered, each completion is
 one that a policy could sample, and each next prompt continues prompt + completion with the messages
-that the agent adds. They show *how* to use the tools, send an investigator and summarize a history,
-but not which fix to write: the right one is shown with probability ``right``, else a wrong one.
+that the agent adds. They show *how* to use the tools, look for evidence, send an investigator and
+summarize a history. Most do not look, or in the wrong place, and then guess; none writes the right
+fix without having seen it.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ from conf.sections.scenario import ScenarioKind
 from runners.gateway.dialects.anthropic import to_renderer_messages
 from runners.gateway.tokenizer import Renderer, Tokenizer
 from runners.harnesses.native import agent
-from runners.tasks.bugfix.project import Project, draw_project
+from runners.tasks.bugfix.kinds import PLACES, Place
+from runners.tasks.bugfix.project import API, CHECK, Project, draw_project
 
 Message = dict[str, Any]
 
 SUBMIT_MESSAGE = "done"
+EDITED = "ok"
+"""Result of an edit."""
 END = "<|im_end|>"
 _MARKERS = re.compile(r"<\|?/?\w+\|?>")
 
@@ -67,33 +71,106 @@ class Demonstration:
     """bool [T]; True on tokens that the policy would sample."""
 
 
-def build_chains(project: Project, statement: str, scenario: ScenarioKind) -> list[Chain]:
+def build_chains(
+    project: Project,
+    statement: str,
+    scenario: ScenarioKind,
+    *,
+    place: Place | None = None,
+    verify: bool = False,
+    mend: bool = False,
+) -> list[Chain]:
     """Return the chains of an episode that replaces the bug by ``statement`` and submits; the one
     with the fix comes first.
+
+    ``place``: where it looks for evidence before that, None: nowhere. ``verify``: it runs the check
+    afterwards, if its agent can; ``mend``: and fixes what fails, with the evidence.
     """
-    look = _tool_turn("Read", {"path": project.path}, project.files[project.path])
-    old_new = {"old_string": project.broken, "new_string": statement}
-    fix = (
-        _tool_turn("Edit", {"path": project.path, **old_new}, "ok"),
-        _tool_turn("Submit", {"message": SUBMIT_MESSAGE}),
-    )
-    finding = f"{project.wording} {project.broken}"
-    problem, tools = project.problem_statement, agent.TOOLS
-    episode: list[Chain] = []
-    if scenario in ("subagent", "mixed"):
-        errand = f"Show `{project.function}` in `{project.path}`."
-        report = (look, _tool_turn("Submit", {"message": finding}))
-        episode = [Chain(agent.INVESTIGATE, agent.INVESTIGATOR_TOOLS, errand, report)]
-        look, tools = _tool_turn("Agent", {"prompt": errand}, finding), agent.DISPATCHER_TOOLS
-    if scenario in ("compact", "mixed"):
-        summarized = replace(
-            look, new_messages=(*look.new_messages, agent.user_message(agent.SUMMARIZE))
-        )
-        summary = Chain(agent.SYSTEM, tools, problem, (summarized, PolicyTurn(finding + END)))
-        episode = [summary, *episode]
-        problem = agent.continuation_message(problem, finding)["content"]
-        return [Chain(agent.SYSTEM, tools, problem, fix), *episode]
-    return [Chain(agent.SYSTEM, tools, problem, (look, *fix)), *episode]
+    shell = scenario in ("subagent", "mixed")
+    looks = [_read(project, project.path, shell)]
+    if place is not None:
+        looks.append(_look(project, place, shell))
+    fix = [_edit(project.broken, statement, project)]
+    submit = _tool_turn("Submit", {"message": SUBMIT_MESSAGE})
+    problem, finding = project.problem_statement, project.broken
+    if place is not None:
+        finding = describe_finding(project, place)
+    match scenario:
+        case "linear":
+            checked = _verify(project, statement, mend) if verify else []
+            return [Chain(agent.SYSTEM, agent.TOOLS, problem, (*looks, *fix, *checked, submit))]
+        case "compact":
+            # The window is full after the second turn, be it a look or an edit.
+            before, after = (looks, [*fix, submit]) if place else ([*looks, *fix], [submit])
+            told = finding if place else f"{statement} # {EDITED}"
+            return _compact(agent.TOOLS, problem, before, told, after)
+    # The investigator has a shell, and no other tool.
+    errand = f"Show `{project.function}` in `{project.path}`."
+    report = _tool_turn("Submit", {"message": finding})
+    sent = [_tool_turn("Agent", {"prompt": errand}, finding)]
+    sub = Chain(agent.INVESTIGATE, agent.INVESTIGATOR_TOOLS, errand, (*looks, report))
+    if scenario == "mixed":
+        tools = agent.DISPATCHER_TOOLS
+        return [*_compact(tools, problem, sent, finding, [*fix, submit]), sub]
+    turns = (*sent, *fix, submit)
+    return [Chain(agent.SYSTEM, agent.DISPATCHER_TOOLS, problem, turns), sub]
+
+
+def _compact(
+    tools: list[dict[str, Any]],
+    problem: str,
+    before: Sequence[PolicyTurn],
+    summary: str,
+    after: Sequence[PolicyTurn],
+) -> list[Chain]:
+    """Return the chain after a summary, and the one that it ends."""
+    *first, last = before
+    asked = replace(last, new_messages=(*last.new_messages, agent.user_message(agent.SUMMARIZE)))
+    ended = (*first, asked, PolicyTurn(summary + END))
+    continued = agent.continuation_message(problem, summary)["content"]
+    return [
+        Chain(agent.SYSTEM, tools, continued, tuple(after)),
+        Chain(agent.SYSTEM, tools, problem, ended),
+    ]
+
+
+def _verify(project: Project, statement: str, mend: bool) -> list[PolicyTurn]:
+    """Return the turns that check a statement and, if that fails, may look again and fix it."""
+    turns = [_check(project, statement)]
+    if statement != project.fix and mend:
+        if project.place == API:
+            turns.append(_read(project, API))
+        turns.append(_edit(statement, project.fix, project))
+    return turns
+
+
+def _look(project: Project, place: Place, shell: bool) -> PolicyTurn:
+    return _read(project, API, shell) if place == API else _check(project, project.broken)
+
+
+def _read(project: Project, path: str, shell: bool = False) -> PolicyTurn:
+    """Return the turn that reads a file, with a shell or with a tool for that."""
+    text = project.files[path]
+    if shell:
+        return _tool_turn("Bash", {"command": f"cat {path}"}, text)
+    return _tool_turn("Read", {"path": path}, text)
+
+
+def describe_finding(project: Project, place: Place) -> str:
+    """Return the broken statement and the first line of what a place shows, as a summary or an
+    investigator's report tells them.
+
+    One line: in a tool call a line's end is written as two letters, which hides the word after it.
+    """
+    return f"{project.broken} # {project.look(place).partition(chr(10))[0]}"
+
+
+def _check(project: Project, statement: str) -> PolicyTurn:
+    return _tool_turn("Bash", {"command": CHECK}, project.predict_check(statement) + "\n")
+
+
+def _edit(old: str, new: str, project: Project) -> PolicyTurn:
+    return _tool_turn("Edit", {"path": project.path, "old_string": old, "new_string": new}, EDITED)
 
 
 def _tool_turn(tool: str, arguments: dict[str, str], result: str | None = None) -> PolicyTurn:
@@ -103,14 +180,28 @@ def _tool_turn(tool: str, arguments: dict[str, str], result: str | None = None) 
 
 
 def draw_episodes(
-    seed: int, *, right: float, scenario: ScenarioKind
+    seed: int, *, right: float, elsewhere: float, verify: float, scenario: ScenarioKind
 ) -> Iterator[tuple[Project, list[Chain]]]:
-    """Yield projects and episodes without end; the same seed yields the same ones."""
+    """Yield projects and episodes without end; the same seed yields the same ones.
+
+    ``right``: share that looks at the evidence, and copies it; ``elsewhere``: share that looks in
+    the other place; the rest looks nowhere. Without evidence the fix is a guess. ``verify``: share
+    that runs the check afterwards; half of those that see it fail fix the statement then.
+    """
     rng = random.Random(f"demonstrations {seed}")
     while True:
         project = draw_project(rng, "bootstrap")
-        statement = project.fix if rng.random() < right else rng.choice(project.wrong)
-        yield project, build_chains(project, statement, scenario)
+        number = rng.random()
+        place, statement = None, rng.choice(project.wrong)
+        if number < right:
+            place, statement = project.place, project.fix
+        elif number < right + elsewhere:
+            place = next(other for other in PLACES if other != project.place)
+        verified, mend = rng.random() < verify, rng.random() < 0.5
+        yield (
+            project,
+            build_chains(project, statement, scenario, place=place, verify=verified, mend=mend),
+        )
 
 
 def demonstrate(renderer: Renderer, tokenizer: Tokenizer, chain: Chain) -> Demonstration:
@@ -137,11 +228,13 @@ def demonstrate(renderer: Renderer, tokenizer: Tokenizer, chain: Chain) -> Demon
     return Demonstration(np.array(tokens, dtype=np.int32), np.array(sampled))
 
 
-def make_reading(tokenizer: Tokenizer, project: Project) -> Demonstration:
-    """Return a correct module as tokens; its statement is the part to predict."""
-    signature, marker, statement = project.replace_bug(project.fix).partition("    return")
-    given = tokenizer.encode(signature)
-    predicted = tokenizer.encode(marker + statement)
+def make_reading(tokenizer: Tokenizer, project: Project, scenario: ScenarioKind) -> Demonstration:
+    """Return a module and the evidence about it as tokens, then the part to predict: the right
+    statement, and before it the finding where the scenario's agents hand one on.
+    """
+    given = tokenizer.encode(f"{project.files[project.path]}{project.look(project.place)}")
+    finding = f"    {describe_finding(project, project.place)}\n" if scenario != "linear" else ""
+    predicted = tokenizer.encode(f"{finding}    {project.fix}\n")
     sampled = [False] * len(given) + [True] * len(predicted)
     return Demonstration(np.array(given + predicted, dtype=np.int32), np.array(sampled))
 

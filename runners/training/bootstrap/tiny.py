@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from runners.tasks.bugfix.project import Project
     from runners.training.bootstrap.demonstrations import Chain
 
-VERSION = 1
+VERSION = 2
 """Raised whenever the same inputs give another policy."""
 
 
@@ -36,10 +36,13 @@ class Recipe:
     """The parameters of the bootstrap that are not configurable."""
 
     vocabulary: int = 1000
-    demonstrations: int = 3000
-    right: float = 0.28
-    """Share of demonstrations whose fix is right; each of the six wrong ones has a sixth of the
-    rest."""
+    demonstrations: int = 2000
+    right: float = 0.27
+    """Share of demonstrations that look where the evidence is, and copy it."""
+    elsewhere: float = 0.18
+    """Share that look in the other place, and guess; the rest guess without a look."""
+    verify: float = 0.2
+    """Share that run the check after the fix, where the agent can."""
     copying_steps: int = 120
 
 
@@ -119,8 +122,14 @@ def _make(
     # Imported here: torch and transformers take seconds, and a cached policy needs neither.
     from runners.training.bootstrap.demonstrations import draw_episodes
 
-    drawn = draw_episodes(seed, right=recipe.right, scenario=scenario)
-    nll = make_policy(directory, model, drawn, seed, recipe, progress)
+    drawn = draw_episodes(
+        seed,
+        right=recipe.right,
+        elsewhere=recipe.elsewhere,
+        verify=recipe.verify,
+        scenario=scenario,
+    )
+    nll = make_policy(directory, model, scenario, drawn, seed, recipe, progress)
     record = {"inputs": _inputs(model, scenario, seed, recipe), "nll": nll}
     (directory / "bootstrap.json").write_text(json.dumps(record, indent=2) + "\n")
 
@@ -128,6 +137,7 @@ def _make(
 def make_policy(
     directory: Path,
     model: TinyModelConfig,
+    scenario: ScenarioKind,
     drawn: Iterator[tuple[Project, list[Chain]]],
     seed: int,
     recipe: Recipe,
@@ -172,7 +182,7 @@ def make_policy(
     final = warmup.imitate(
         policy,
         chains,
-        [demonstrations.make_reading(tokenizer, project) for project in projects],
+        [demonstrations.make_reading(tokenizer, project, scenario) for project in projects],
         steps=model.warmup_steps,
         seed=seed,
         report=lambda step: progress("warm-up", recipe.copying_steps + step, total),

@@ -84,9 +84,8 @@ def imitate(
     """Imitate demonstrations, which are given by chain of the episode.
 
     Demonstrations of the same chain begin with the same prompt, which is run once per step. Half of
-    a step's demonstrations are of the first chain, the one with the fix. ``readings``: correct
-    code, which teaches the meaning of docstrings. With it, and with right fixes more frequent than
-    by chance, the policy prefers the right fix: decoded greedily it solves more than when sampled.
+    a step's demonstrations are of the first chain, the one with the fix. ``readings``: modules with
+    their evidence, then the right statement, which teaches copying the right word to its place.
     """
     rng = random.Random(seed)
     optimizer = Muon(network, matrix_rate=MATRIX_RATE, other_rate=OTHER_RATE)

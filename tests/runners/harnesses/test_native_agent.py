@@ -195,7 +195,7 @@ async def test_an_investigator_looks_and_its_report_is_the_dispatchers_result(
 ) -> None:
     script = [
         Reply([use("Agent", "a1", prompt="look at a.txt")]),
-        Reply([use("Read", "r1", path="a.txt")]),
+        Reply([use("Bash", "b1", command="cat a.txt")]),
         Reply([use("Submit", "s1", message="two ones")]),
         Reply([use("Submit", message="done")]),
     ]
@@ -203,7 +203,7 @@ async def test_an_investigator_looks_and_its_report_is_the_dispatchers_result(
     assert (end["code"], end["turns"]) == ("policy.finished", 4)
     main, look, report, last = gateway.requests
     assert [tool["name"] for tool in main["tools"]] == ["Agent", "Edit", "Submit"]
-    assert [tool["name"] for tool in look["tools"]] == ["Read", "Submit"]
+    assert [tool["name"] for tool in look["tools"]] == ["Bash", "Submit"]
     assert look["system"] != main["system"]
     assert look["messages"] == [{"role": "user", "content": "look at a.txt"}]
     assert len(report["messages"]) == 3

@@ -15,24 +15,18 @@ import pytest
 
 from runners.tasks import bugfix
 from runners.tasks.bugfix import project_names
-from runners.tasks.bugfix.bug_kinds import BUG_KINDS, BugKind, evaluate
 from runners.tasks.bugfix.family import RepositoryError, TaskRootError, write_repository
-from runners.tasks.bugfix.project import Project, draw_project
+from runners.tasks.bugfix.kinds import BUG_KINDS, NEW_KINDS, PLACES, BugKind
+from runners.tasks.bugfix.project import API, CHECK, Project, draw_project
+from tests.runners.tasks.lookups import KEYS, measure_lookup
 
-KIND_NAMES = [kind.name for kind in BUG_KINDS]
-
-
-def find_kind(name: str) -> BugKind:
-    """Return the bug kind of a name."""
-    return next(kind for kind in BUG_KINDS if kind.name == name)
+KINDS = (*BUG_KINDS, *NEW_KINDS)
+every_kind = pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
 
 
-def draw_of_kind(kind: str, seed: int = 0) -> Project:
-    """Draw projects until one is of a kind."""
-    rng = random.Random(seed)
-    while (project := draw_project(rng, "train")).kind != kind:
-        pass
-    return project
+def draw_of_kind(kind: BugKind, seed: int = 0) -> Project:
+    """Draw a project of a kind."""
+    return draw_project(random.Random(seed), "train", [kind])
 
 
 def git(directory: Path, *arguments: str) -> str:
@@ -51,41 +45,81 @@ def find_failing(directory: Path, tests: tuple[str, ...]) -> set[str]:
     return set(tests) - passed
 
 
-def test_there_are_several_kinds_of_bugs() -> None:
-    assert len(set(KIND_NAMES)) == len(BUG_KINDS) >= 6
+def test_there_are_several_kinds_and_each_place_tells_the_fix_of_some() -> None:
+    assert len({kind.name for kind in KINDS}) == len(KINDS) >= 6
+    for kinds in (BUG_KINDS, NEW_KINDS):
+        assert {kind.place for kind in kinds} == {"check", API}
 
 
-@pytest.mark.parametrize("name", KIND_NAMES)
-def test_the_cases_of_a_kind_fail_everything_but_the_wanted_expression(name: str) -> None:
-    kind = find_kind(name)
-    for behaviour in kind.behaviours:
-        cases = kind.cases(random.Random(3), behaviour.expression)
-        for other in kind.expressions:
-            same = all(
-                evaluate(behaviour.expression, case) == evaluate(other, case) for case in cases
-            )
-            assert same == (other == behaviour.expression)
-
-
-@pytest.mark.parametrize("name", KIND_NAMES)
+@every_kind
 def test_the_base_fails_the_right_tests_the_fix_none_and_a_wrong_fix_some(
-    name: str, tmp_path: Path
+    kind: BugKind, tmp_path: Path
 ) -> None:
-    project = draw_of_kind(name)
+    project = draw_of_kind(kind)
     write_repository(tmp_path, project.files)
     tests = (*project.fail_to_pass, *project.pass_to_pass)
     assert find_failing(tmp_path, tests) == set(project.fail_to_pass)
     bug = tmp_path / project.path
-    for statement in project.wrong:
+    for statement in project.wrong[:3]:
         bug.write_text(project.replace_bug(statement))
-        assert find_failing(tmp_path, tests) & set(project.fail_to_pass)
+        assert find_failing(tmp_path, tests) == set(project.fail_to_pass)
     bug.write_text(project.replace_bug(project.fix))
     assert find_failing(tmp_path, tests) == set()
 
 
-@pytest.mark.parametrize("name", KIND_NAMES)
-def test_the_gold_patch_is_what_git_prints_for_the_fix(name: str, tmp_path: Path) -> None:
-    project = draw_of_kind(name, seed=1)
+@every_kind
+def test_the_check_prints_what_demonstrations_show(kind: BugKind, tmp_path: Path) -> None:
+    for seed in range(3):
+        project = draw_of_kind(kind, seed)
+        root = tmp_path / str(seed)
+        write_repository(root, project.files)
+        for statement in (project.broken, project.fix, *project.wrong[:2]):
+            (root / project.path).write_text(project.replace_bug(statement))
+            printed = subprocess.run(CHECK.split(), cwd=root, capture_output=True, check=True)
+            assert printed.stderr == b""
+            assert printed.stdout.decode() == project.predict_check(statement) + "\n"
+
+
+@every_kind
+def test_the_right_value_is_at_its_place_and_nowhere_else(kind: BugKind) -> None:
+    for seed in range(30):
+        project = draw_of_kind(kind, seed)
+        before, after = project.around
+        value = project.fix.removeprefix(before).removesuffix(after)
+        (other,) = (place for place in PLACES if place != project.place)
+        seen = re.compile(rf"\b{value}\b")
+        assert seen.search(project.look(project.place))
+        assert not seen.search(project.look(other))
+        assert not seen.search(project.problem_statement + project.files[project.path])
+        assert not seen.search("".join(project.files))
+
+
+@pytest.fixture(scope="module")
+def projects() -> dict[str, list[Project]]:
+    """Return projects by split, as many as a campaign has."""
+    rng = random.Random(0)
+    sizes: dict[project_names.NameSplit, int] = {"train": 512, "held_out": 128}
+    return {split: [draw_project(rng, split) for _ in range(n)] for split, n in sizes.items()}
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_no_table_of_what_is_visible_before_looking_knows_the_fix(
+    name: str, projects: dict[str, list[Project]]
+) -> None:
+    assert measure_lookup(KEYS[name], projects["train"], projects["held_out"]) <= 0.06
+
+
+def test_a_table_of_the_evidence_knows_the_fix(projects: dict[str, list[Project]]) -> None:
+    def read_evidence(project: Project) -> str:
+        return project.look(project.place).rpartition("!= ")[2]
+
+    rate = measure_lookup(read_evidence, projects["train"], projects["held_out"])
+    assert rate > 0.4, "the right value is at its place"
+
+
+@every_kind
+def test_the_gold_patch_is_what_git_prints_for_the_fix(kind: BugKind, tmp_path: Path) -> None:
+    project = draw_of_kind(kind, seed=1)
     write_repository(tmp_path, project.files)
     (tmp_path / project.path).write_text(project.replace_bug(project.fix))
     assert git(tmp_path, "diff", "--abbrev=7") == project.gold_patch
@@ -103,6 +137,16 @@ def test_a_smaller_family_is_the_beginning_of_a_larger_one(tmp_path: Path) -> No
     small = bugfix.build(tmp_path / "small", seed=5, train=2, held_out=1)
     large = bugfix.build(tmp_path / "large", seed=5, train=4, held_out=3)
     assert {task.base_commit for task in small} <= {task.base_commit for task in large}
+
+
+def test_new_kinds_are_held_out_and_leave_the_training_tasks_alone(tmp_path: Path) -> None:
+    trained, new = (
+        bugfix.build(tmp_path / kinds, seed=5, train=4, held_out=6, held_out_kinds=kinds)
+        for kinds in ("trained", "new")
+    )
+    kinds = {(task.split, task.kind) for task in new if task.split == "held_out"}
+    assert kinds == {("held_out", kind.name) for kind in NEW_KINDS}
+    assert [task.base_commit for task in new[:4]] == [task.base_commit for task in trained[:4]]
 
 
 def test_a_repository_is_clean_and_at_its_base_commit(tmp_path: Path) -> None:
@@ -139,7 +183,7 @@ def test_the_splits_share_no_project_and_no_constant() -> None:
         projects = [draw_project(rng, split) for _ in range(300)]
         text = "\n".join(content for project in projects for content in project.files.values())
         functions = {(one.path, one.problem_statement) for one in projects}
-        return functions, set(re.findall(r"^[A-Z]+ = (\d+)$", text, re.MULTILINE))
+        return functions, set(re.findall(r"^ROW = \{'\w+': (\d+)\}$", text, re.MULTILINE))
 
     drawings = [drawn(split) for split in ("train", "held_out", "bootstrap")]
     for place in (0, 1):
@@ -160,13 +204,7 @@ def test_every_project_name_has_one_split() -> None:
 def test_the_names_of_a_project_differ() -> None:
     for seed in range(100):
         drawn = project_names.draw_names(random.Random(seed), "held_out")
-        assert len(set(astuple(drawn))) == 8
-
-
-def test_only_the_docstring_identifies_the_bug() -> None:
-    project = draw_of_kind("operator")
-    assert project.fix not in project.problem_statement
-    assert project.files[project.path].count(project.broken) == 1
+        assert len(set(astuple(drawn))) == 7
 
 
 def test_a_complete_root_is_reused(tmp_path: Path) -> None:

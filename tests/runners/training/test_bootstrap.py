@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
+import sys
 import unicodedata
 from dataclasses import replace
 from itertools import islice
@@ -22,11 +24,12 @@ from conf.sections.scenario import ScenarioKind
 from runners.gateway.dialects.anthropic import to_renderer_messages
 from runners.gateway.tokenizer import Renderer, Tokenizer, load_renderer, load_tokenizer
 from runners.harnesses.native import agent
-from runners.tasks.bugfix.project import Project
+from runners.tasks.bugfix.project import API, Project
 from runners.training.bootstrap import BootstrapError, ensure_tiny
 from runners.training.bootstrap.demonstrations import (
     Chain,
     demonstrate,
+    describe_finding,
     draw_episodes,
     iterate_texts,
     make_reading,
@@ -48,10 +51,11 @@ SMALL = replace(RECIPE, demonstrations=200, copying_steps=2)
 
 
 def drawn(
-    count: int, *, seed: int = 0, right: float = 0.5, scenario: ScenarioKind = "linear"
+    count: int, *, seed: int = 0, scenario: ScenarioKind = "linear", **habits: float
 ) -> list[tuple[Project, list[Chain]]]:
-    """Draw episodes."""
-    return list(islice(draw_episodes(seed, right=right, scenario=scenario), count))
+    """Draw episodes; ``habits``: shares other than the recipe's."""
+    shares = {name: getattr(RECIPE, name) for name in ("right", "elsewhere", "verify")} | habits
+    return list(islice(draw_episodes(seed, scenario=scenario, **shares), count))
 
 
 @pytest.fixture(scope="module")
@@ -118,25 +122,30 @@ class Policy:
             for call in parsed.tool_calls
         ]
         said = [{"type": "text", "text": parsed.content}] if parsed.content else []
-        usage = {"input_tokens": 200 if "agent-id" in hints else 400, "output_tokens": 1}
+        tokens = 0 if "agent-id" in hints else 100 * len(body["messages"])
+        usage = {"input_tokens": tokens, "output_tokens": 1}
         return {"content": said + content, "stop_reason": "tool_use", "usage": usage}
 
 
+@pytest.mark.parametrize("habits", [{"right": 1.0}, {"elsewhere": 1.0}, {}], ids=str)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_demonstration_equals_the_gateway_s_tokens_of_the_native_agent(
     scenario: ScenarioKind,
+    habits: dict[str, float],
     parts: tuple[Tokenizer, Renderer, Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tokenizer, renderer, _ = parts
-    ((project, chains),) = drawn(1, seed=7, scenario=scenario)
+    shares = {"right": 0.0, "elsewhere": 0.0, "verify": 1.0} | habits
+    ((project, chains),) = drawn(1, seed=7, scenario=scenario, **shares)
     for path, text in project.files.items():
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text(text)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     policy = Policy(tokenizer, renderer, chains)
-    window = 380 if scenario in ("compact", "mixed") else 0
+    window = {"compact": 250, "mixed": 50}.get(scenario, 0)
     settings = {"model": "", "max_turns": 8, "max_tokens": 96, "window_tokens": window}
     dispatch = scenario in ("subagent", "mixed")
     end = agent.solve(
@@ -193,34 +202,64 @@ def test_every_completion_is_one_good_tool_call_or_a_summary(
                     assert parsed.content
 
 
-def fix_of(chains: list[Chain]) -> str:
-    """Return the statement that an episode writes."""
-    (edit,) = [turn for turn in chains[0].turns if '"Edit"' in turn.completion]
-    start = edit.completion.index("{")
-    found: str = json.loads(edit.completion[start : edit.completion.rindex("}") + 1])["arguments"][
-        "new_string"
+def edits_of(chains: list[Chain]) -> list[str]:
+    """Return the statements that an episode writes, in order."""
+    turns = [turn for chain in reversed(chains) for turn in chain.turns]
+    calls = [turn.completion for turn in turns if '"Edit"' in turn.completion]
+    parsed = [json.loads(call[call.index("{") : call.rindex("}") + 1]) for call in calls]
+    return [call["arguments"]["new_string"] for call in parsed]
+
+
+def results_of(chains: list[Chain]) -> list[str]:
+    """Return the results that an episode sees before its first edit."""
+    turns = [turn for chain in chains for turn in chain.turns]
+    return [
+        message["content"]
+        for turn in turns
+        for message in turn.new_messages
+        if message["role"] == "tool"
     ]
-    return found
 
 
-@pytest.mark.parametrize("right", [0.0, 0.45, 1.0])
-def test_the_right_fix_is_shown_with_the_configured_probability(right: float) -> None:
-    episodes = drawn(1000, seed=3, right=right, scenario="mixed")
-    shown = np.mean([fix_of(chains) == project.fix for project, chains in episodes])
-    assert abs(shown - right) <= 0.05
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_no_demonstration_writes_the_fix_without_having_seen_the_evidence(
+    scenario: ScenarioKind,
+) -> None:
+    for project, chains in drawn(300, seed=3, scenario=scenario):
+        statements = edits_of(chains)
+        evidence = project.look(project.place)
+        if statements[0] == project.fix:
+            assert evidence in results_of(chains)
+        assert set(statements) <= {project.fix, *project.wrong}
 
 
-def test_no_demonstration_edits_the_bug_into_itself() -> None:
-    for project, chains in drawn(200, seed=4, right=0.2):
-        assert fix_of(chains) != project.broken
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_the_evidence_is_seen_with_the_configured_probability(scenario: ScenarioKind) -> None:
+    episodes = drawn(1000, seed=3, scenario=scenario, right=0.3)
+    shown = np.mean([edits_of(chains)[0] == project.fix for project, chains in episodes])
+    assert abs(shown - 0.3) <= 0.05
 
 
-def test_a_reading_predicts_the_right_statement(parts: tuple[Tokenizer, Renderer, Path]) -> None:
+def test_a_check_is_run_after_some_fixes_and_some_that_fail_are_fixed() -> None:
+    episodes = drawn(1000, seed=4, verify=0.4, right=0.0)
+    again = np.mean([len(edits_of(chains)) == 2 for _, chains in episodes])
+    assert abs(again - 0.2) <= 0.05
+    assert all(edits_of(chains)[1:] in ([], [project.fix]) for project, chains in episodes)
+
+
+def test_a_reading_predicts_the_right_statement_from_module_and_evidence(
+    parts: tuple[Tokenizer, Renderer, Path],
+) -> None:
     tokenizer, _, _ = parts
-    ((project, _),) = drawn(1, seed=5)
-    read = make_reading(tokenizer, project)
-    assert tokenizer.decode(read.tokens.tolist()) == project.replace_bug(project.fix)
-    assert tokenizer.decode(read.tokens[read.sampled].tolist()).strip() == project.fix
+    for project, _ in drawn(20, seed=5):
+        read = make_reading(tokenizer, project, "linear")
+        given = tokenizer.decode(read.tokens[~read.sampled].tolist())
+        assert given == project.files[project.path] + project.look(project.place)
+        assert project.fix not in given
+        assert tokenizer.decode(read.tokens[read.sampled].tolist()).strip() == project.fix
+        told = make_reading(tokenizer, project, "mixed")
+        lines = tokenizer.decode(told.tokens[told.sampled].tolist()).strip().split("\n    ")
+        assert lines == [describe_finding(project, project.place), project.fix]
 
 
 def test_the_common_prefix_ends_before_the_problem(
@@ -354,14 +393,15 @@ def test_a_cache_that_cannot_be_written_is_a_clear_error(
 @pytest.mark.parametrize(
     ("scenario", "tools"),
     [
-        ("linear", [["Read", "Edit", "Submit"]]),
-        ("subagent", [["Agent", "Edit", "Submit"], ["Read", "Submit"]]),
-        ("compact", [["Edit", "Submit"], ["Read", ""]]),
-        ("mixed", [["Edit", "Submit"], ["Agent", ""], ["Read", "Submit"]]),
+        ("linear", [["Read", "Read", "Edit", "Bash", "Submit"]]),
+        ("subagent", [["Agent", "Edit", "Submit"], ["Bash", "Bash", "Submit"]]),
+        ("compact", [["Edit", "Submit"], ["Read", "Read", ""]]),
+        ("mixed", [["Edit", "Submit"], ["Agent", ""], ["Bash", "Bash", "Submit"]]),
     ],
 )
 def test_each_scenario_has_its_chains(scenario: ScenarioKind, tools: list[list[str]]) -> None:
-    ((_, chains),) = drawn(1, scenario=scenario)
+    episodes = drawn(20, scenario=scenario, right=1.0, verify=1.0)
+    chains = next(chains for project, chains in episodes if project.place == API)
     named = re.compile(r'{"name": "(\w+)"')
     found = [
         [call[1] if (call := named.search(turn.completion)) else "" for turn in chain.turns]
