@@ -77,7 +77,9 @@ def prompts(policy: Path, scenario: ScenarioKind, count: int) -> list[list[int]]
     tokenizer = load_tokenizer(policy)
     renderer = load_renderer(tokenizer, "qwen3")
     found: list[list[int]] = []
-    for _, lines in draw_episodes(SEED, right=0.5, elsewhere=0.2, verify=0.2, scenario=scenario):
+    for _, lines in draw_episodes(
+        SEED, right=0.5, elsewhere=0.2, verify=0.2, told=0.0, scenario=scenario
+    ):
         for line in lines:
             shown = demonstrate(renderer, tokenizer, line)
             begins = shown.sampled & ~np.roll(shown.sampled, 1)

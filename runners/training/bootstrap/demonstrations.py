@@ -28,6 +28,8 @@ from runners.tasks.bugfix.project import API, CHECK, Project, draw_project
 
 Message = dict[str, Any]
 
+DISPATCHING = ("subagent", "mixed")
+"""Scenarios with an investigator; its chain is an episode's last."""
 SUBMIT_MESSAGE = "done"
 EDITED = "ok"
 """Result of an edit."""
@@ -86,7 +88,7 @@ def build_chains(
     ``place``: where it looks for evidence before that, None: nowhere. ``verify``: it runs the check
     afterwards, if its agent can; ``mend``: and fixes what fails, with the evidence.
     """
-    shell = scenario in ("subagent", "mixed")
+    shell = scenario in DISPATCHING
     looks = [_read(project, project.path, shell)]
     if place is not None:
         looks.append(_look(project, place, shell))
@@ -149,10 +151,14 @@ def _look(project: Project, place: Place, shell: bool) -> PolicyTurn:
 
 
 def _read(project: Project, path: str, shell: bool = False) -> PolicyTurn:
-    """Return the turn that reads a file, with a shell or with a tool for that."""
+    """Return the turn that reads a file, with a shell or with a tool for that.
+
+    In quotes a path's first word is the same token as in the errand: after a space it is another,
+    and copying it takes a hundred more steps to learn.
+    """
     text = project.files[path]
     if shell:
-        return _tool_turn("Bash", {"command": f"cat {path}"}, text)
+        return _tool_turn("Bash", {"command": f"cat '{path}'"}, text)
     return _tool_turn("Read", {"path": path}, text)
 
 
@@ -180,13 +186,23 @@ def _tool_turn(tool: str, arguments: dict[str, str], result: str | None = None) 
 
 
 def draw_episodes(
-    seed: int, *, right: float, elsewhere: float, verify: float, scenario: ScenarioKind
+    seed: int,
+    *,
+    right: float,
+    elsewhere: float,
+    verify: float,
+    told: float,
+    scenario: ScenarioKind,
 ) -> Iterator[tuple[Project, list[Chain]]]:
     """Yield projects and episodes without end; the same seed yields the same ones.
 
     ``right``: share that looks at the evidence, and copies it; ``elsewhere``: share that looks in
     the other place; the rest looks nowhere. Without evidence the fix is a guess. ``verify``: share
     that runs the check afterwards; half of those that see it fail fix the statement then.
+
+    ``told``: of the episodes whose investigator does not find the evidence, the share whose main
+    agent is shown as if it had. It does not choose where to look, so this teaches it to use a
+    finding and leaves the investigator's habits as they are.
     """
     rng = random.Random(f"demonstrations {seed}")
     while True:
@@ -198,10 +214,11 @@ def draw_episodes(
         elif number < right + elsewhere:
             place = next(other for other in PLACES if other != project.place)
         verified, mend = rng.random() < verify, rng.random() < 0.5
-        yield (
-            project,
-            build_chains(project, statement, scenario, place=place, verify=verified, mend=mend),
-        )
+        chains = build_chains(project, statement, scenario, place=place, verify=verified, mend=mend)
+        if scenario in DISPATCHING and rng.random() < told:
+            *main, _ = build_chains(project, project.fix, scenario, place=project.place)
+            chains = [*main, chains[-1]]
+        yield project, chains
 
 
 def demonstrate(renderer: Renderer, tokenizer: Tokenizer, chain: Chain) -> Demonstration:
@@ -230,13 +247,23 @@ def demonstrate(renderer: Renderer, tokenizer: Tokenizer, chain: Chain) -> Demon
 
 def make_reading(tokenizer: Tokenizer, project: Project, scenario: ScenarioKind) -> Demonstration:
     """Return a module and the evidence about it as tokens, then the part to predict: the right
-    statement, and before it the finding where the scenario's agents hand one on.
+    statement, or where the scenario's agents hand a finding on, the calls that do so and fix it.
+
+    Few demonstrations look in the right place; this teaches copying from there, in the form in
+    which it is needed, and says nothing about where to look.
     """
-    given = tokenizer.encode(f"{project.files[project.path]}{project.look(project.place)}")
-    finding = f"    {describe_finding(project, project.place)}\n" if scenario != "linear" else ""
-    predicted = tokenizer.encode(f"{finding}    {project.fix}\n")
-    sampled = [False] * len(given) + [True] * len(predicted)
-    return Demonstration(np.array(given + predicted, dtype=np.int32), np.array(sampled))
+    text = f"{project.files[project.path]}{project.look(project.place)}"
+    predicted = f"    {project.fix}\n"
+    if scenario != "linear":
+        text = f"{project.problem_statement}\n{text}"  # the call names the path
+        finding = describe_finding(project, project.place)
+        hand_on = PolicyTurn(finding + END)
+        if scenario in DISPATCHING:
+            hand_on = _tool_turn("Submit", {"message": finding})
+        predicted = hand_on.completion + _edit(project.broken, project.fix, project).completion
+    given, wanted = tokenizer.encode(text), tokenizer.encode(predicted)
+    sampled = [False] * len(given) + [True] * len(wanted)
+    return Demonstration(np.array(given + wanted, dtype=np.int32), np.array(sampled))
 
 
 def iterate_texts(

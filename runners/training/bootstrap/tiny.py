@@ -39,10 +39,14 @@ class Recipe:
     demonstrations: int = 2000
     right: float = 0.27
     """Share of demonstrations that look where the evidence is, and copy it."""
-    elsewhere: float = 0.18
+    elsewhere: float = 0.05
     """Share that look in the other place, and guess; the rest guess without a look."""
     verify: float = 0.2
     """Share that run the check after the fix, where the agent can."""
+    told: float = 0.6
+    """Share of the others whose main agent is shown with the evidence that an investigator would
+    have found.
+    """
     copying_steps: int = 120
 
 
@@ -127,6 +131,7 @@ def _make(
         right=recipe.right,
         elsewhere=recipe.elsewhere,
         verify=recipe.verify,
+        told=recipe.told,
         scenario=scenario,
     )
     nll = make_policy(directory, model, scenario, drawn, seed, recipe, progress)

@@ -54,7 +54,8 @@ def drawn(
     count: int, *, seed: int = 0, scenario: ScenarioKind = "linear", **habits: float
 ) -> list[tuple[Project, list[Chain]]]:
     """Draw episodes; ``habits``: shares other than the recipe's."""
-    shares = {name: getattr(RECIPE, name) for name in ("right", "elsewhere", "verify")} | habits
+    names = ("right", "elsewhere", "verify", "told")
+    shares = {name: getattr(RECIPE, name) for name in names} | habits
     return list(islice(draw_episodes(seed, scenario=scenario, **shares), count))
 
 
@@ -137,7 +138,7 @@ def test_a_demonstration_equals_the_gateway_s_tokens_of_the_native_agent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tokenizer, renderer, _ = parts
-    shares = {"right": 0.0, "elsewhere": 0.0, "verify": 1.0} | habits
+    shares = {"right": 0.0, "elsewhere": 0.0, "verify": 1.0, "told": 0.0} | habits
     ((project, chains),) = drawn(1, seed=7, scenario=scenario, **shares)
     for path, text in project.files.items():
         (tmp_path / path).parent.mkdir(exist_ok=True)
@@ -227,17 +228,33 @@ def test_no_demonstration_writes_the_fix_without_having_seen_the_evidence(
 ) -> None:
     for project, chains in drawn(300, seed=3, scenario=scenario):
         statements = edits_of(chains)
-        evidence = project.look(project.place)
+        evidence = project.look(project.place).partition("\n")[0]
         if statements[0] == project.fix:
-            assert evidence in results_of(chains)
+            seen = chains[:-1] if scenario in ("subagent", "mixed") else chains
+            assert any(evidence in result for result in results_of(seen))
         assert set(statements) <= {project.fix, *project.wrong}
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_the_evidence_is_seen_with_the_configured_probability(scenario: ScenarioKind) -> None:
-    episodes = drawn(1000, seed=3, scenario=scenario, right=0.3)
+    episodes = drawn(1000, seed=3, scenario=scenario, right=0.3, told=0.0)
     shown = np.mean([edits_of(chains)[0] == project.fix for project, chains in episodes])
     assert abs(shown - 0.3) <= 0.05
+
+
+@pytest.mark.parametrize("scenario", ["subagent", "mixed"])
+def test_main_agents_are_told_more_than_their_investigators_find(scenario: ScenarioKind) -> None:
+    plain = drawn(1000, seed=3, scenario=scenario, right=0.3, told=0.0)
+    told = drawn(1000, seed=3, scenario=scenario, right=0.3, told=0.5)
+    fixed = np.mean([edits_of(chains)[0] == project.fix for project, chains in told])
+    assert abs(fixed - (0.3 + 0.7 * 0.5)) <= 0.05
+    looks = [
+        np.mean(
+            [project.look(project.place) in results_of(chains[-1:]) for project, chains in all_]
+        )
+        for all_ in (plain, told)
+    ]
+    assert abs(looks[0] - looks[1]) <= 0.05
 
 
 def test_a_check_is_run_after_some_fixes_and_some_that_fail_are_fixed() -> None:
@@ -258,8 +275,10 @@ def test_a_reading_predicts_the_right_statement_from_module_and_evidence(
         assert project.fix not in given
         assert tokenizer.decode(read.tokens[read.sampled].tolist()).strip() == project.fix
         told = make_reading(tokenizer, project, "mixed")
-        lines = tokenizer.decode(told.tokens[told.sampled].tolist()).strip().split("\n    ")
-        assert lines == [describe_finding(project, project.place), project.fix]
+        calls = tokenizer.decode(told.tokens[told.sampled].tolist())
+        report, edit = (json.loads(call) for call in re.findall(r"^{.*}$", calls, re.MULTILINE))
+        assert report["arguments"] == {"message": describe_finding(project, project.place)}
+        assert edit["arguments"]["new_string"] == project.fix
 
 
 def test_the_common_prefix_ends_before_the_problem(
