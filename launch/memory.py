@@ -34,11 +34,20 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from conf.sections.kubernetes import KubernetesLaunchConfig
+from conf.sections.launch import LaunchConfig
 from conf.sections.moe import HybridAttention, LatentAttention
+from conf.sections.slurm import SlurmLaunchConfig
 from launch.architecture import Parameters, count_parameters
 from launch.topology import ClusterJob, Topology
 
 GIB = float(1 << 30)
+_UNITS = {
+    **{"": 1.0, "m": 1e-3, "k": 1e3},
+    **{unit: 1e3**power for power, unit in enumerate("MGTPE", start=2)},
+    **{f"{unit}i": 1024.0**power for power, unit in enumerate("KMGTPE", start=1)},
+}
+"""Bytes by the suffix of a quantity of Kubernetes."""
 EXPERT_IMBALANCE = 2.0
 OVERHEAD_GIB = 5.0
 SLEEPING_GIB = 3.0
@@ -112,8 +121,32 @@ def estimate_memory(job: ClusterJob, topology: Topology) -> MemoryPlan:
     return replace(plan, faults=_faults(job, plan))
 
 
+def find_node_memory(launch: LaunchConfig) -> tuple[str, float] | None:
+    """Return the key that asks the scheduler for a node's main memory, and its value in GiB; None
+    if the job asks for none, or for all.
+    """
+    key, text = None, None
+    if isinstance(launch, SlurmLaunchConfig):
+        # Slurm's units are binary; without one it is MiB, and 0 is all memory of the node.
+        mem = launch.mem or "0"
+        key, text = "launch.mem", f"{mem}i" if mem[-1].isalpha() else f"{mem}Mi"
+    elif isinstance(launch, KubernetesLaunchConfig):
+        key, text = "launch.pod.resources.memory", launch.pod.resources.get("memory")
+    if key is None or text is None:
+        return None
+    number = text.rstrip("mkKMGTPEi")
+    size = float(number) * _UNITS[text.removeprefix(number)] / GIB
+    return (key, size) if size else None
+
+
 def _faults(job: ClusterJob, plan: MemoryPlan) -> tuple[str, ...]:
     found: list[str] = []
+    asked = find_node_memory(job.config.launch)
+    if asked is not None and plan.host_gib > asked[1]:
+        found.append(
+            f"{asked[0]} is {asked[1]:,.0f} GiB of main memory per node, and the optimizer alone "
+            f"needs about {plan.host_gib:,.0f}: raise it, or launch.nodes"
+        )
     context = job.model.max_context_tokens
     if not plan.training.fits:
         found.append(

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from conf.key_numbers import find_key_numbers
 from launch.architecture import total_parameters
-from launch.memory import MemoryPlan, Phase
+from launch.memory import MemoryPlan, Phase, find_node_memory
 from launch.plan import JobPlan
 from launch.topology import Topology
 
@@ -32,12 +32,18 @@ def render_job(plan: JobPlan) -> RenderableType:
         "longest sample": f"{plan.memory.segment_tokens:,} tokens fit in training",
         "engine's cache": f"{plan.memory.cache_tokens:,} tokens",
         "main memory": f"{plan.memory.host_gib:.0f} GiB per node for the optimizer"
-        + (" and the reference policy" if plan.job.trainer.kl.weight else ""),
+        + (" and the reference policy" if plan.job.trainer.kl.weight else "")
+        + _node_memory(plan),
         "secrets": ", ".join(plan.secrets) or "none",
     }
     for name, value in rows.items():
         facts.add_row(name, value)
     return Group(facts, render_memory(plan.memory))
+
+
+def _node_memory(plan: JobPlan) -> str:
+    asked = find_node_memory(plan.job.config.launch)
+    return "" if asked is None else f", of {asked[1]:,.0f} ({asked[0]})"
 
 
 def _training(t: Topology) -> str:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from io import StringIO
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from conf.errors import ConfigError
-from launch.memory import MemoryPlan, estimate_memory, estimate_training
+from launch.memory import MemoryPlan, estimate_memory, estimate_training, find_node_memory
 from launch.plan import plan_job
+from launch.plan_table import render_job
 from launch.topology import cluster_job, plan_topology
 from tests.fakes.cluster_config import MODELS, a_config
+
+POD_MEMORY = "launch.pod.resources.memory"
 
 
 def memory_of(*overrides: str, model: str = "qwen3_30b_a3b") -> MemoryPlan:
@@ -94,3 +100,33 @@ def test_more_tokens_need_more_memory_and_the_longest_sample_is_the_limit(
 
 
 CONFIGS = {model: a_config(model=model) for model in MODELS}
+
+
+@pytest.mark.parametrize(
+    ("launch", "override", "asked"),
+    [
+        ("slurm", "launch.mem=1800G", ("launch.mem", 1800.0)),
+        ("slurm", "launch.mem='1048576'", ("launch.mem", 1024.0)),
+        ("slurm", "launch.mem='0'", None),
+        ("slurm", "launch.mem=null", None),
+        ("kubernetes", "launch.pod.resources={memory:2Ti}", (POD_MEMORY, 2048.0)),
+        ("kubernetes", "launch.pod.resources={memory:1073741824}", (POD_MEMORY, 1.0)),
+        ("kubernetes", "launch.pod.resources={cpu:8}", None),
+        ("ssh", "launch.nodes=8", None),
+    ],
+)
+def test_the_memory_that_a_job_asks_of_each_node_is_read(
+    launch: str, override: str, asked: tuple[str, float] | None
+) -> None:
+    assert find_node_memory(a_config(override, launch=launch).launch) == asked
+
+
+def test_a_node_too_small_for_the_optimizer_is_refused() -> None:
+    job = ("launch.mem=400G", "sampling.max_new_tokens=8192")
+    with pytest.raises(ConfigError) as caught:
+        plan_job(a_config(*job, model="glm4_7_355b_a32b"))
+    assert "launch.mem is 400 GiB of main memory per node" in "".join(caught.value.faults)
+    plan = plan_job(a_config("launch.mem=1800G", model="glm4_7_355b_a32b"))
+    out = StringIO()
+    Console(file=out, width=110).print(render_job(plan))
+    assert "for the optimizer, of 1,800 (launch.mem)" in out.getvalue()
