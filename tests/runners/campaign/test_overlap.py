@@ -119,8 +119,8 @@ def _weights(mini: Miniature, version: int) -> Path:
     return mini.run_dir / CHECKPOINTS / directory_name(version)
 
 
-def test_a_run_of_stream_killed_in_every_step_goes_on_and_trains_every_group_once(
-    miniature: Miniature,
+def test_a_run_of_stream_killed_in_every_step_trains_every_group_once_and_is_its_own_replay(
+    miniature: Miniature, tmp_path: Path
 ) -> None:
     driver = miniature.begin(*STREAM)
     for step in range(1, STEPS):
@@ -131,8 +131,22 @@ def test_a_run_of_stream_killed_in_every_step_goes_on_and_trains_every_group_onc
         driver = miniature.resume()
     miniature.finish(driver)
     assert max(metrics(miniature, "policy/staleness_max")) <= 2
-    with miniature.store() as store:
-        assert_trained_once(store)
+    replay = start_replay(miniature, tmp_path / "replay")
+    with miniature.store() as one, replay.store() as other:
+        assert_trained_once(one)
+        assert account(one)["checkpoints"] == account(other)["checkpoints"]
+
+
+def start_replay(recorded: Miniature, run_dir: Path) -> Miniature:
+    """Replay a run with other timing: with more rollouts at once."""
+    replay = Miniature(run_dir, recorded.cache, recorded.policy)
+    replay.finish(
+        replay.start(
+            *("--replay-schedule", str(recorded.run_dir), f"run.dir={run_dir}"),
+            "rollout.concurrency=16",
+        )
+    )
+    return replay
 
 
 @pytest.mark.parametrize("mode", [STEP, STREAM], ids=["step", "stream"])
@@ -162,15 +176,8 @@ def test_a_staleness_of_zero_is_to_take_turns_bit_for_bit(
 def test_a_replay_of_a_stream_has_its_checkpoints_bit_for_bit(
     miniature: Miniature, tmp_path: Path
 ) -> None:
-    """With other timing: more rollouts at once."""
     miniature.finish(miniature.begin(*STREAM))
-    replay = Miniature(tmp_path / "replay", miniature.cache, miniature.policy)
-    replay.finish(
-        replay.start(
-            *("--replay-schedule", str(miniature.run_dir), f"run.dir={replay.run_dir}"),
-            "rollout.concurrency=8",
-        )
-    )
+    replay = start_replay(miniature, tmp_path / "replay")
     with miniature.store() as one, replay.store() as other:
         assert_trained_once(other)
         versions = [
