@@ -102,7 +102,7 @@ DIVIDED: dict[str, dict[str, Any]] = {
     "penalty and bonus": UNEQUAL,
     "replay": UNEQUAL,
     "replay of one alone": {"recompute": True},
-    "replay, masked": {"tokens_per_microbatch": 20},
+    "replay, masked": {"tokens_per_microbatch": 20, "minibatches": 1},
     "replay, recomputed": UNEQUAL,
     "examples": UNEQUAL | {"recompute": True},
     "bfloat16": UNEQUAL,
