@@ -146,10 +146,14 @@ class Campaign:
             evaluate=self._evaluate,
             count_planned=self._count_planned,
         )
-        size = self._config.run.tasks_per_step * self._config.run.rollouts_per_task
-        self._progress.begin_phase("rollouts", size)
         self._overlapping = True
+        self._show_rollouts()
         await steps.run(self._resumed)
+
+    def _show_rollouts(self) -> None:
+        """Show the rollouts of the next batch."""
+        run = self._config.run
+        self._progress.begin_phase("rollouts", run.tasks_per_step * run.rollouts_per_task)
 
     async def _count_planned(self) -> dict[int, int]:
         """Return how many tokens of planned requests the engine has sampled, by version."""
@@ -159,7 +163,7 @@ class Campaign:
 
     def _note_overlapped(self, step: int, metrics: dict[str, Any]) -> None:
         self._progress.add_step_metrics(step, metrics)
-        self._progress.begin_phase("rollouts", self._progress.batch_size)
+        self._show_rollouts()
         self._publish(step)
 
     def _publish(self, step: int) -> None:
@@ -231,6 +235,8 @@ class Campaign:
         self._keep_best()
         if result["solve_rate"] is not None:
             self._progress.add_evaluation_result(step, result)
+        if self._overlapping and step < self._config.run.steps:
+            self._show_rollouts()
         if step:
             self._write_metrics()
             self._sinks.add(metrics_rows(self._store, step)[0])

@@ -6,6 +6,7 @@ weights, and count as the run that it no longer is.
 
 from __future__ import annotations
 
+from runners.campaign.overlap.run_schedule import find_staleness
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
 from runners.training.checkpoint import (
@@ -33,7 +34,7 @@ def check_resumable(store: RunStore, *, rewind: bool = False) -> None:
             f"{store.run_dir} replays the schedule of another run, which is done from its start: "
             "give --replay-schedule again, with another run.dir"
         )
-    store.verify_arrays()
+    store.verify_arrays(find_staleness(store.config().get("run", {})))
     done, saved = _last_step(store), find_latest(store.run_dir / CHECKPOINTS)
     if saved is not None:
         _check_origin(saved, store)

@@ -113,12 +113,19 @@ class Service:
     """A running child service. Owned by whoever started it; stopped exactly once."""
 
     def __init__(
-        self, name: str, process: asyncio.subprocess.Process, log: Path, cleanup: ExitStack
+        self,
+        name: str,
+        process: asyncio.subprocess.Process,
+        log: Path,
+        cleanup: ExitStack,
+        log_start: int,
     ) -> None:
+        """``log_start``: bytes in the log before the child: of earlier ones of its name."""
         self.name = name
         self.info: dict[str, Any] = {}
         """The JSON object that the child announced."""
         self.log = log
+        self._log_start = log_start
         self._process = process
         self._cleanup = cleanup
         self._stopping = False
@@ -186,6 +193,7 @@ class Service:
         found_by = tag if ledger is not None else os.environ.get(SERVICE_TAG, tag)
         scratch = Path(tempfile.gettempdir()) / f"agentrl-{tag}"
         log.parent.mkdir(parents=True, exist_ok=True)
+        log_start = log.stat().st_size if log.exists() else 0
         with log.open("ab") as sink, ExitStack() as cleanup:
             if ledger is not None:
                 ledger.register("process", tag, scratch=str(scratch))
@@ -200,7 +208,7 @@ class Service:
                 pass_fds=descriptors,
                 start_new_session=True,  # a ctrl-C at the terminal is the driver's to handle
             )  # fmt: skip
-            service = cls(name, process, log, cleanup.pop_all())
+            service = cls(name, process, log, cleanup.pop_all(), log_start)
         if ledger is not None:
             ledger.add_facts("process", tag, pid=process.pid)
         return service
@@ -235,7 +243,7 @@ class Service:
         try:
             with self.log.open("rb") as file:
                 file.seek(0, os.SEEK_END)
-                file.seek(max(0, file.tell() - LOG_TAIL_BYTES))
+                file.seek(max(self._log_start, file.tell() - LOG_TAIL_BYTES))
                 text = file.read().decode("utf-8", "replace").strip()
         except OSError as error:
             return f"(log {self.log} unreadable: {error})"

@@ -114,18 +114,21 @@ class RunStore(SessionTables, CampaignTables):
         created: float = self._db.rows("SELECT created_at FROM run")[0][0]
         return f"{created:.6f}"
 
-    def verify_arrays(self) -> None:
+    def verify_arrays(self, ahead: int = 0) -> None:
         """Raise StoreError if the array files lack what the store's rows refer to, or are another
         run's.
 
         Read are the first and the last turns of each file, and the turns of final rollouts whose
-        step is not finished, since those are trained when the run continues.
+        step is not finished, since those are trained when the run continues; ``ahead``: steps after
+        its own in which a rollout may be trained at the latest.
         """
         sessions = {
             row[0]
             for row in self._db.rows(
                 "SELECT session_id FROM rollout WHERE counts AND split = 'train' AND NOT EXISTS "
-                "(SELECT 1 FROM step WHERE step.step = rollout.step AND finished_at IS NOT NULL)"
+                "(SELECT 1 FROM step WHERE step.step >= rollout.step + ? "
+                "AND finished_at IS NOT NULL)",
+                (ahead,),
             )
         }
         for table in ("turn", "routing") if self._holds_routing() else ("turn",):

@@ -140,9 +140,11 @@ class TrainerRanks:
 
     def _ended(self, rank: int) -> RankLost:
         service = self._services[rank]
+        code = service.exit_code
         return RankLost(
             f"process {rank} of the trainer's {len(self._services)} has ended in the middle of a "
-            f"step: {service.log_tail()}; see {service.log}, and continue with --resume"
+            f"step{'' if code is None else f' (exit {code})'}: {service.log_tail()}; "
+            f"see {service.log}, and continue with --resume"
         )
 
     def _hangs(self, ranks: Sequence[int], complaint: RankFailed | None) -> RankLost:

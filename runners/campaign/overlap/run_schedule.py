@@ -6,6 +6,7 @@ state of the log and goes on as the killed one would have.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,14 +22,22 @@ STALENESS, WINDOW = 4, 1
 """Of ``stream`` where the configuration gives none: the mean age is then about 1."""
 
 
+def find_staleness(run: Mapping[str, Any]) -> int:
+    """Return the most updates between a group's weights and its training, by the stored keys of
+    ``run``; those of older runs have none of these.
+    """
+    fixed = {"none": 0, "step": 1}.get(run.get("overlap", "none"))
+    given = run.get("staleness")
+    return fixed if fixed is not None else STALENESS if given is None else int(given)
+
+
 def find_limits(config: Config) -> OverlapLimits:
     """Return how far the rollouts of a configuration may run ahead of its training."""
     run = config.run
-    staleness, window = {"none": (0, 0), "step": (1, 1)}.get(run.overlap, (None, None))
-    if staleness is None:
-        staleness = STALENESS if run.staleness is None else run.staleness
+    staleness = find_staleness({"overlap": run.overlap, "staleness": run.staleness})
+    window = staleness
+    if run.overlap == "stream":
         window = min(WINDOW, staleness) if run.window is None else run.window
-    assert window is not None
     return OverlapLimits(
         run.overlap,
         groups=run.tasks_per_step,

@@ -67,6 +67,16 @@ async def test_the_log_tail_has_the_last_exception_although_more_was_printed_aft
     await service.stop()
 
 
+async def test_the_log_tail_has_no_line_of_an_earlier_process(tmp_path: Path) -> None:
+    first = await start(tmp_path)
+    first.log.write_text("RuntimeError: of the first\n")
+    await first.stop()
+    second = await start(tmp_path)
+    assert "of the first" in second.log.read_text()
+    assert second.log_tail() == f"(nothing in {second.log})"
+    await second.stop()
+
+
 async def test_a_service_that_dies_at_start_raises_an_error_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ServiceError, match=r"exit 4.*cannot bind: the reason") as caught:
         await start(tmp_path, die_before_ready=True)

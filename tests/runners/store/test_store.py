@@ -191,6 +191,24 @@ def test_verification_finds_what_any_writer_has_lost(
         store.verify_arrays()
 
 
+def test_verification_reads_rollouts_that_a_later_step_may_train(store: RunStore) -> None:
+    for step in (1, 2, 3):
+        store.begin_step(step, [])
+        store.finish_step(step, {})
+        for member in range(3):
+            record = a_rollout(f"train-{step:06}-00-{member:02}")
+            store.add_session(record.session_id, {})
+            store.add_turn(a_turn(record.session_id))
+            store.put_rollout(record)
+    path = store.run_dir / "arrays" / "turns.bin"
+    damaged = bytearray(path.read_bytes())
+    damaged[len(damaged) * 4 // 9 + 20] ^= 1  # the second rollout of step 2
+    path.write_bytes(damaged)
+    store.verify_arrays(ahead=1)  # those of step 2 are trained
+    with pytest.raises(StoreError, match="lacks the arrays"):
+        store.verify_arrays(ahead=2)
+
+
 def test_a_run_from_before_there_were_several_files_is_read_as_it_is(store: RunStore) -> None:
     write_session(store, "s", 2)
     store.close()
