@@ -367,5 +367,5 @@ def test_a_key_that_follows_another_is_no_change_until_it_differs() -> None:
         return changed_keys(compose(list(lines)).model_dump(mode="json"))
 
     assert changes("run.steps=7") == {"run.steps": 7}
-    both = {"run.steps": 7, "trainer.decay": "linear", "trainer.decay_steps": 9}
-    assert changes("run.steps=7", "trainer.decay=linear", "trainer.decay_steps=9") == both
+    both = {"run.steps": 7, "trainer.decay": "cosine", "trainer.decay_steps": 9}
+    assert changes("run.steps=7", "trainer.decay=cosine", "trainer.decay_steps=9") == both
