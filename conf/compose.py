@@ -101,7 +101,8 @@ def compose_with_origins(
     by_default = dict(flatten(defaults)) | {key: value for key, value, _ in layers}
     faults += find_inert(tree, by_default)
     tree["faults"] = load_fault_plan(tree["faults"], faults)
-    following = {key for key, value in flatten(defaults) if "${" in str(value)} - set_by_user
+    followers = [*flatten(defaults), *((key, value) for key, value, _ in layers)]
+    following = {key for key, value in followers if "${" in str(value)} - set_by_user
     config, invalid = _validate(tree, defaults, following, ignore=set(unresolved))
     changed = set(overridden_keys(given))
     invalid += find_idle(tree, by_default, set_by_user, changed, known=faults + invalid)
@@ -287,7 +288,7 @@ def _resolve(tree: DictConfig, known: set[str]) -> tuple[dict[str, Any], dict[st
         except MissingMandatoryValue:
             faults[key] = missing_value(key)
         except OmegaConfBaseException as error:
-            if str(value).removeprefix("${").removesuffix("}") in known:
+            if known.intersection(re.findall(r"\$\{([\w.]+)\}", str(value))):
                 faults[key] = ""
                 continue
             faults[key] = f"{key}: {str(error).splitlines()[0]}"

@@ -1,6 +1,7 @@
 """Arithmetic for interpolations in the YAML files: a default that follows from another key.
 
-``${fraction:${model.max_context_tokens},5,6}`` is five sixths of the window, rounded down.
+``${fraction:${model.max_context_tokens},5,6}`` is five sixths of the window, rounded down;
+``share`` does not round.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from omegaconf import OmegaConf
 def register_resolvers() -> None:
     """Make the functions of this module available in YAML files; may be called again."""
     OmegaConf.register_new_resolver("fraction", fraction, replace=True)
+    OmegaConf.register_new_resolver("share", share, replace=True)
     OmegaConf.register_new_resolver("least", least, replace=True)
     OmegaConf.register_new_resolver("greatest", greatest, replace=True)
 
@@ -23,6 +25,15 @@ def fraction(value: object, numerator: int, denominator: int) -> object:
     A faulty value is passed on so that the fault of its own key is the only one.
     """
     return value * numerator // denominator if _is_whole(value) else value
+
+
+def share(value: object, numerator: int, denominator: int) -> float:
+    """Return ``value · numerator / denominator`` to 12 digits, as one would write it; 0 of what is
+    no number, which is a fault of its own key.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return 0.0
+    return float(f"{value * numerator / denominator:.12g}")
 
 
 def least(*values: object) -> object:

@@ -243,3 +243,11 @@ def test_a_legal_combination_that_is_seldom_meant_is_warned_of(
     found = list(find_cautions(compose(lines)))
     assert len(found) == (caution is not None)
     assert caution is None or caution in found[0]
+
+
+def test_the_tiny_policys_last_learning_rate_follows_from_the_first() -> None:
+    assert compose([]).trainer.min_learning_rate == 1e-4
+    assert compose(["trainer.learning_rate=3e-5"]).trainer.min_learning_rate == 1e-5
+    with pytest.raises(ConfigError) as error:
+        compose(["trainer.learning_rate=abc"])
+    assert str(error.value).count("learning_rate") == 1

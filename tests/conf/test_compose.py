@@ -334,7 +334,7 @@ DEFAULT = cache(lambda: to_json(compose([])))
 
 
 @settings(max_examples=12)
-@given(name=names, rate=st.floats(min_value=1e-12, max_value=1.0), seed=st.integers(0, 2**40))
+@given(name=names, rate=st.floats(min_value=1e-3, max_value=1.0), seed=st.integers(0, 2**40))
 def test_any_value_survives_a_round_trip_through_json(name: str, rate: float, seed: int) -> None:
     before = json.loads(DEFAULT())
     before["run"]["dir"] = name

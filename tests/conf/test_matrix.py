@@ -85,8 +85,8 @@ def test_an_axis_takes_the_choices_that_are_named() -> None:
 def test_numbers_are_described_with_their_units() -> None:
     numbers = find_key_numbers(compose(["scenario=mixed", "reward.length_penalty=0.1"]))
     assert numbers.line() == (
-        "window 1,024 tokens, summary above 310 · tokens per turn 96 · turns 8 · deadline 120 s · "
-        "reward 1 or 0, − 0.16 for 8 turns, − 0.1 for 1,024 tokens, − 0.5 for a malformed call"
+        "window 1,024 tokens, summary above 320 · tokens per turn 96 · turns 8 · deadline 120 s · "
+        "reward 1 or 0, − 0.1 for 1,024 tokens, − 0.5 for a malformed call"
     )
 
 

@@ -17,7 +17,7 @@ from runners.tasks.bugfix.project_names import WORDS
 Arguments = tuple[Any, ...]
 """Arguments of one call, all of them literals."""
 Place = Literal["check", "api.py"]
-"""Where the evidence is: in the output of ``sh check``, or in the file ``api.py``."""
+"""Place of the evidence: in the output of ``sh check``, or in the file ``api.py``."""
 PLACES: tuple[Place, ...] = ("check", "api.py")
 DOCSTRINGS: dict[Place, str] = {"check": "As the tests say.", "api.py": "See api.py."}
 """Docstrings by the place to which they point."""
@@ -32,7 +32,7 @@ class BugKind:
 
     name: str
     place: Place
-    """Where the right value is."""
+    """Place of the right value."""
     statement: str
     """Template of the function's statement; ``{value}`` is the right or a wrong one."""
     error: str
@@ -44,7 +44,7 @@ class BugKind:
     imports: str = ""
     """First line of the module."""
     compared: str = ""
-    """What the tests import from ``api.py`` to compare the answer with; empty: a literal."""
+    """Names that the tests import from ``api.py`` to compare the answer with; empty: a literal."""
     draw: Callable[[random.Random, str], tuple[Arguments, object]] | None = None
     """Draws the arguments of a call, and their right answer for the right value; None: the function
     has no argument.

@@ -27,7 +27,7 @@ API = "api.py"
 CHECK = "sh check"
 """Command that prints the first error of the module's tests."""
 PASSED = "passed"
-"""What it prints when there is none."""
+"""Its output when there is none."""
 
 _PROBLEM = "Fix `{function}` in `{path}`: `sh check` fails."
 
@@ -107,7 +107,7 @@ class Project:
     around: tuple[str, str]
     """The statement's text before and after its value."""
     place: Place
-    """Where the evidence is."""
+    """Place of the evidence."""
     error: str
     """Template of the output of ``sh check`` for the wrong value ``{old}``."""
     problem_statement: str
