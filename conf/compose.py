@@ -146,12 +146,25 @@ def changed_keys(content: Mapping[str, Any]) -> dict[str, Any]:
     A key whose default is another key's value is not among them as long as it has that value.
     """
     defaults, values = dict(flatten(compose([]).model_dump(mode="json"))), dict(flatten(content))
+    followed = _follow_layers(content)
     return {
         key: value
         for key, value in values.items()
         if defaults.get(key, ...) != value
+        and followed.get(key, ...) != value
         and all(values.get(other, ...) != value for other in _followed(key))
     }
+
+
+def _follow_layers(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what keys have that follow from others by the arithmetic of the default layers."""
+    register_resolvers()
+    layers = {key: value for key, value, _ in layer_values(default_choices()) if "${" in str(value)}
+    tree = OmegaConf.create({**content, "layers": list(layers.values())})
+    try:
+        return dict(zip(layers, tree.layers, strict=True))
+    except OmegaConfBaseException:  # the configuration of another version lacks a key
+        return {}
 
 
 def _followed(key: str) -> Iterator[str]:

@@ -367,5 +367,7 @@ def test_a_key_that_follows_another_is_no_change_until_it_differs() -> None:
         return changed_keys(compose(list(lines)).model_dump(mode="json"))
 
     assert changes("run.steps=7") == {"run.steps": 7}
+    assert changes("run.steps=2") == {"run.steps": 2}, "half of them are warm-up"
+    assert changes("trainer.learning_rate=3e-5") == {"trainer.learning_rate": 3e-5}
     both = {"run.steps": 7, "trainer.decay": "cosine", "trainer.decay_steps": 9}
     assert changes("run.steps=7", "trainer.decay=cosine", "trainer.decay_steps=9") == both
