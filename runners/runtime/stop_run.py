@@ -6,11 +6,11 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from runners.store.run_state import Driver
 from runners.store.run_store import RunStore
+from runners.store.store_error import StoreError
 
 POLL_S = 0.2
 KILL_S = 60.0
@@ -55,5 +55,11 @@ def stop_driver(
 
 
 def _signal(driver: Driver, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):  # it has just ended
+    try:
         os.kill(driver.pid, number)
+    except ProcessLookupError:
+        return  # it has just ended
+    except PermissionError as error:
+        raise StoreError(
+            f"process {driver.pid}, which drives the run, is another user's: stop it as that user"
+        ) from error

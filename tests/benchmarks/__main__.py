@@ -63,7 +63,9 @@ def run(benchmark: Benchmark) -> int:
     OUTPUTS.mkdir(exist_ok=True)
     loads, lines = [os.getloadavg()[0]], list[str]()
     environment = {**os.environ, "COLUMNS": "150"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment, cwd=DOCS.parent
+    ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             print(line, end="", flush=True)

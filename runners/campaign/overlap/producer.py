@@ -62,7 +62,7 @@ class GroupProducer:
         """Begin the groups that may run now."""
         async with self._admitting:
             for event in self._schedule.state.admit():
-                await self._deal(event)
+                self._log_and_begin(event, await self._deal(event.group))
 
     async def wait_until_idle(self) -> None:
         """Return when no group runs."""
@@ -83,11 +83,13 @@ class GroupProducer:
             raise ScheduleError("no group runs, and those that are ready make no batch")
         await self._changed.wait()
 
-    async def _deal(self, event: Admit) -> None:
-        step, number = self._schedule.place_of(event.group)
+    async def _deal(self, group: int) -> list[RolloutSpec]:
+        step, number = self._schedule.place_of(group)
         if self._dealt[0] != step:
             self._dealt = step, await self._sampler.batch(step)
-        specs = [spec for spec in self._dealt[1] if spec.group == number]
+        return [spec for spec in self._dealt[1] if spec.group == number]
+
+    def _log_and_begin(self, event: Admit, specs: Sequence[RolloutSpec]) -> None:
         self._schedule.log(event, task=specs[0].task.id)
         self._begin(event.group, specs)
 
@@ -121,6 +123,8 @@ class GroupProducer:
         if not self._draining.is_set():
             async with self._admitting:
                 if self._schedule.is_replaced(group, untrainable=untrainable):
-                    await self._deal(state.replace(group))
+                    # Dealt first: no batch may come between a replacement and its row.
+                    specs = await self._deal(state.admitted)
+                    self._log_and_begin(state.replace(group), specs)
                     return
         self._schedule.log(state.ready(group))

@@ -42,6 +42,11 @@ class RecordedSchedule:
                 f"{run_dir} cannot be replayed: engine={config.engine.kind} does not compute a "
                 "token with the same bits in any batch, as engine=embedded does"
             )
+        if config.run.sampler != "epoch":
+            raise ScheduleError(
+                f"{run_dir} cannot be replayed: run.sampler={config.run.sampler} chooses tasks by "
+                "what was solved before it was asked, and the schedule does not say when that was"
+            )
         with RunStore.open(run_dir, read_only=True) as store:
             done = sum(row.state == "done" for row in store.steps())
             if not store.schedule() or done != config.run.steps:

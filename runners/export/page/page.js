@@ -103,7 +103,7 @@ function move(by) {
 async function read(index) {
   const id = `rollout:${rows[index].rollout_id}`;
   while (at(id) === null && document.readyState === "loading") await new Promise((done) => setTimeout(done, 20));
-  return JSON.parse(await unpack(at(id).textContent));
+  return at(id) === null ? null : JSON.parse(await unpack(at(id).textContent));
 }
 
 function unpack(base64) {
@@ -116,6 +116,7 @@ async function show(index) {
   if (open === null) at("main").replaceChildren(make("p", { class: "empty" }, "Reading…"));
   const found = await read(index);
   if (asked !== index) return; // another one was asked for meanwhile
+  if (found === null) return at("main").replaceChildren(make("p", { class: "empty" }, "This file ends before the rollout: it was not written or copied whole."));
   open = { index, ...found };
   const final = open.chains.find((one) => one.kind === "final") ?? open.chains[0];
   chain = final ? final.index : 0;
