@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from conf.rules import Rule
 from conf.sections.engine import EmbeddedEngineConfig, EngineConfig
 from conf.sections.rollout import RolloutConfig
-from conf.sections.run import RunConfig
+from conf.sections.run import STALENESS, RunConfig
 from conf.sections.training import LocalTrainerConfig, TrainerConfig
 
 
@@ -52,7 +52,7 @@ def overlap_rules(
         "mark each token with its weights: choose engine=embedded, or run.overlap=step",
     )
     if run.window is not None:
-        most = 4 if run.staleness is None else run.staleness
+        most = STALENESS if run.staleness is None else run.staleness
         yield (
             run.window > most,
             f"run.window={run.window} is more than run.staleness={most}: groups would be too old "

@@ -18,6 +18,10 @@ def _top_k(value: int) -> int:
 
 
 OverlapName = Literal["none", "step", "stream"]
+FIXED_STALENESS = {"none": 0, "step": 1}
+"""Updates between rollouts and their training, of the modes that have no key for it."""
+STALENESS, WINDOW = 4, 1
+"""Of ``stream`` where the configuration gives none: the mean age is then about 1."""
 SamplerName = Literal["epoch", "curriculum"]
 SamplerChoice = Annotated[
     Annotated[SamplerName, Tag(BY_NAME)] | ByTarget,

@@ -29,7 +29,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from runners.campaign.overlap.limits import OverlapLimits, OverlapMode
+from conf.sections.run import OverlapName
+from runners.campaign.overlap.limits import OverlapLimits
 from tests.benchmarks.virtual_campaign import (
     Rule,
     Scheduled,
@@ -145,7 +146,7 @@ class Row:
     make: Callable[[int], Rule]
 
 
-def _scheduled(mode: OverlapMode, window: int, staleness: int) -> Callable[[int], Rule]:
+def _scheduled(mode: OverlapName, window: int, staleness: int) -> Callable[[int], Rule]:
     return lambda groups: Scheduled(OverlapLimits(mode, groups, ENDLESS, staleness, window))
 
 

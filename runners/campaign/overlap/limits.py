@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
-OverlapMode = Literal["none", "step", "stream"]
+from conf.sections.run import FIXED_STALENESS, OverlapName
 
 
 @dataclass(frozen=True, slots=True)
 class OverlapLimits:
     """Bounds of how far rollouts run ahead of training; ValueError if they contradict."""
 
-    mode: OverlapMode
+    mode: OverlapName
     """``none``: rollouts and training take turns. ``step``: the groups of the next step run while a
     step is trained, and weights change when both are done. ``stream``: groups run across updates.
     """
@@ -34,7 +33,7 @@ class OverlapLimits:
     def __post_init__(self) -> None:
         if self.groups < 1 or min(self.batches, self.window, self.spares) < 0:
             raise ValueError(f"groups must be at least 1, the others at least 0: {self}")
-        fixed = {"none": 0, "step": 1}.get(self.mode)
+        fixed = FIXED_STALENESS.get(self.mode)
         if fixed is not None and (self.staleness, self.window) != (fixed, fixed):
             raise ValueError(f"mode {self.mode} needs staleness and window {fixed}: {self}")
         if self.window > self.staleness:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from conf.schema import Config
+from conf.sections.run import FIXED_STALENESS, STALENESS, WINDOW
 from runners.campaign.overlap.events import Admit, Batch, Event, from_row, to_row
 from runners.campaign.overlap.limits import OverlapLimits
 from runners.campaign.overlap.recorded import RecordedSchedule
@@ -18,15 +19,12 @@ from runners.campaign.overlap.scheduler import GroupScheduler
 from runners.campaign.step_training import count_supervised
 from runners.store.run_store import RunStore
 
-STALENESS, WINDOW = 4, 1
-"""Of ``stream`` where the configuration gives none: the mean age is then about 1."""
-
 
 def find_staleness(run: Mapping[str, Any]) -> int:
     """Return the most updates between a group's weights and its training, by the stored keys of
     ``run``; those of older runs have none of these.
     """
-    fixed = {"none": 0, "step": 1}.get(run.get("overlap", "none"))
+    fixed = FIXED_STALENESS.get(run.get("overlap", "none"))
     given = run.get("staleness")
     return fixed if fixed is not None else STALENESS if given is None else int(given)
 

@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conf.sections.run import OverlapName
 from runners.campaign.overlap.events import Batch, ScheduleError, from_row, to_row
-from runners.campaign.overlap.limits import OverlapLimits, OverlapMode, meets_deadlines
+from runners.campaign.overlap.limits import OverlapLimits, meets_deadlines
 from runners.campaign.overlap.scheduler import GroupScheduler
 from tests.benchmarks.virtual_campaign import Scheduled, Taken, VirtualCampaign, Workload
 
-MODES: tuple[OverlapMode, ...] = ("none", "step", "stream")
+MODES: tuple[OverlapName, ...] = ("none", "step", "stream")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class World:
 
 
 @st.composite
-def limits(draw: st.DrawFn, modes: Sequence[OverlapMode] = MODES) -> OverlapLimits:
+def limits(draw: st.DrawFn, modes: Sequence[OverlapName] = MODES) -> OverlapLimits:
     """Draw limits, with up to twelve batches."""
     mode = draw(st.sampled_from(modes))
     staleness = {"none": 0, "step": 1}.get(mode, draw(st.integers(0, 4)))
@@ -42,7 +43,7 @@ def limits(draw: st.DrawFn, modes: Sequence[OverlapMode] = MODES) -> OverlapLimi
 
 
 @st.composite
-def worlds(draw: st.DrawFn, modes: Sequence[OverlapMode] = MODES, kills: int = 5) -> World:
+def worlds(draw: st.DrawFn, modes: Sequence[OverlapName] = MODES, kills: int = 5) -> World:
     """Draw a world: rollouts of a log-normal time, some a hundred times as long, flat groups."""
     seed = draw(st.integers(0, 2**32))
     spread = draw(st.sampled_from([0.0, 0.3, 1.0, 2.0]))
