@@ -84,6 +84,13 @@ class CampaignTables:
         rows = self._db.rows("SELECT * FROM rollout WHERE rollout_id = ? AND counts", (rollout_id,))
         return read_rollout(rows[0]) if rows else None
 
+    def attempts(self, rollout_id: str) -> list[RolloutRecord]:
+        """Return every recorded attempt of a rollout, in order; none if it is not known."""
+        rows = self._db.rows(
+            "SELECT * FROM rollout WHERE rollout_id = ? ORDER BY attempt", (rollout_id,)
+        )
+        return [read_rollout(row) for row in rows]
+
     def task_counts(self, before: int | None = None) -> list[tuple[str, int, int, int]]:
         """Return ``task_id, step, graded, solved`` for each task of each training step, in that
         order; of the steps before ``before``. Spare groups and flat ones are among them.

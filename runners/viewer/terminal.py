@@ -1,0 +1,258 @@
+"""Draws lists of rollouts, and one rollout, for a terminal of any width.
+
+What a policy wrote controls no terminal: every text goes through ``make_printable``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from runners.observe.dashboard import format_duration
+from runners.trajectory.printable import make_printable, shorten
+from runners.trajectory.record import Segment, Turn
+from runners.viewer.listing import Listing
+from runners.viewer.rollout_view import ViewedRollout
+
+WIDE = 110
+"""Columns of a terminal in which the list has outcome and advantage, too."""
+_UNKNOWN = "–"
+_ROLES = {"user": "cyan", "assistant": "blue", "tool": "bright_black", "system": "yellow"}
+
+
+class RolloutList:
+    """A page of rollouts, as wide as the terminal."""
+
+    def __init__(self, listing: Listing) -> None:
+        self._listing = listing
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the table, and the sums below it."""
+        wide = options.max_width >= WIDE
+        searched = any("hit" in row for row in self._listing.rows)
+        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        table.add_column("", no_wrap=True)
+        longest = max((len(row["rollout_id"]) for row in self._listing.rows), default=0)
+        table.add_column("rollout", no_wrap=True, min_width=longest)
+        table.add_column("task", overflow="ellipsis", no_wrap=True, min_width=8)
+        if searched:
+            table.add_column("found", overflow="ellipsis", no_wrap=True, ratio=1)
+        else:
+            if wide:
+                table.add_column("outcome", no_wrap=True)
+            table.add_column("reward", justify="right", no_wrap=True)
+            for name in (*(("advantage",) if wide else ()), "turns", "tokens", "time"):
+                table.add_column(name, justify="right", no_wrap=True)
+        for row in self._listing.rows:
+            cells = [_sign(row["solved"]), Text(row["rollout_id"]), _text(row["task"])]
+            cells += [_hit(row)] if searched else list(_figures(row, wide))
+            table.add_row(*cells)
+        yield table
+        yield _sums(self._listing)
+
+
+def _figures(row: dict[str, Any], wide: bool) -> Iterator[Text]:
+    if wide:
+        yield Text(row["code"], "" if row["score"] is not None else "yellow")
+    ungraded = _UNKNOWN if wide else shorten(row["code"], 24)
+    yield Text(ungraded, "yellow") if row["score"] is None else Text(f"{row['score']:.2f}")
+    if wide:
+        yield Text(_UNKNOWN if row["advantage"] is None else f"{row['advantage']:+.2f}")
+    yield Text(str(row["turns"]))
+    yield Text(f"{row['sampled']:,}")
+    yield Text(format_duration(row["duration"]))
+
+
+def _hit(row: dict[str, Any]) -> Text:
+    hit = row["hit"]
+    place = hit["field"] if hit["turn"] is None else f"turn {hit['turn']}"
+    return Text.assemble((f"{place}: ", "bright_black"), hit["text"])
+
+
+def _sums(listing: Listing) -> Text:
+    sums, shown = listing.sums, len(listing.rows)
+    parts = [f"{sums['rollouts']:,} rollouts"]
+    if shown < sums["rollouts"]:
+        parts[0] = f"{shown:,} of {parts[0]}"
+    if sums["graded"]:
+        parts.append(f"{sums['solved']:,} of {sums['graded']:,} solved")
+    if sums["reward"] is not None:
+        parts.append(f"reward {sums['reward']:.3f}")
+    parts.append(f"{sums['sampled']:,} tokens")
+    return Text(" · ".join(parts), "bright_black")
+
+
+def render_rollout(view: ViewedRollout, chain: int | None, lines: int | None) -> RenderableType:
+    """Return a rollout: its facts, branches, conversation, tests and patch.
+
+    ``chain``: index of the branch whose conversation is shown, None: the final one; ``lines``: the
+    most lines of one text, None: all.
+    """
+    shown = _find_chain(view.exported.chains, chain)
+    parts: list[RenderableType] = [_head(view), _branches(view, shown)]
+    if shown is not None:
+        for index in shown.turns:
+            parts += _turn(view.exported.turns[index], shown, lines)
+    record = view.record
+    if record.verdict is not None:
+        parts += [_title("tests"), *_tests(record.verdict, lines)]
+    if record.patch:
+        parts += [_title("patch"), _diff(record.patch, lines)]
+    return Group(*parts)
+
+
+def _find_chain(chains: list[Segment], wanted: int | None) -> Segment | None:
+    if wanted is not None:
+        return next((chain for chain in chains if chain.index == wanted), None)
+    return next((chain for chain in chains if chain.kind == "final"), chains[0] if chains else None)
+
+
+def _head(view: ViewedRollout) -> RenderableType:
+    record = view.record
+    head = Text.assemble(_sign(record.solved), " ", (record.rollout_id, "bold"), "  ")
+    head.append_text(_text(record.task_id))
+    facts = [
+        f"attempt {record.attempt}",
+        f"{record.outcome.code} at {record.outcome.stage}",
+        f"reward {_UNKNOWN if record.reward is None else f'{record.reward:.3f}'}",
+        f"advantage {_UNKNOWN if record.advantage is None else f'{record.advantage:+.3f}'}",
+        f"{record.turns} turns",
+        f"{record.sampled_tokens:,} tokens sampled, {record.trained_tokens:,} trained",
+        format_duration(record.timings.get("total")),
+    ]
+    lines = [head, Text(" · ".join(facts), "bright_black")]
+    if record.outcome.message:
+        lines.append(_text(record.outcome.message, "yellow"))
+    others = [each for each in view.attempts if each["attempt"] != record.attempt]
+    lines += [
+        _text(f"attempt {each['attempt']}: {each['code']} {each['message']}", "yellow")
+        for each in others
+    ]
+    return Group(*lines)
+
+
+def _branches(view: ViewedRollout, shown: Segment | None) -> RenderableType:
+    if len(view.exported.chains) < 2:
+        return Text("")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for chain in view.exported.chains:
+        sampled = sum(view.exported.turns[index].output_tokens for index in chain.own_turns)
+        why = view.exported.turns[chain.own_turns[0]].break_reason or ""
+        mark = "→" if chain is shown else " "
+        table.add_row(
+            f"{mark} chain {chain.index}",
+            chain.kind,
+            _text(chain.thread),
+            f"{len(chain.own_turns)} turns",
+            f"{sampled:,} tokens",
+            _text(why, "bright_black"),
+        )
+    return Group(_title("branches"), table)
+
+
+def _turn(turn: Turn, chain: Segment, lines: int | None) -> list[RenderableType]:
+    about = [f"turn {turn.index}", turn.branch]
+    about.append(f"{turn.prompt_tokens:,} + {turn.output_tokens:,} tokens")
+    about.append(f"{turn.total_s:.1f} s")
+    if turn.finish_reason != "stop":
+        about.append(f"finish: {turn.finish_reason}")
+    if turn.segment != chain.index:
+        about.append(f"shared with chain {turn.segment}")
+    messages = [*(turn.request.get("messages") or []), turn.reply]
+    return [_title(" · ".join(about)), *(part for each in messages for part in _said(each, lines))]
+
+
+def _said(message: dict[str, Any], lines: int | None) -> Iterator[RenderableType]:
+    role = str(message.get("role", "?"))
+    style = _ROLES.get(role, "")
+    for name, text in (
+        (f"{role} thinks", message.get("reasoning_content")),
+        (role, message.get("content")),
+    ):
+        if text:
+            yield _text(name, style)
+            yield Padding(
+                _clip(_as_text(text), lines, "italic" if "thinks" in name else ""), (0, 0, 0, 2)
+            )
+    for call in message.get("tool_calls") or ():
+        function = call.get("function", {}) if isinstance(call, dict) else {}
+        yield Text.assemble((f"{role} calls ", style), _text(str(function.get("name")), "bold"))
+        yield Padding(_arguments(function.get("arguments"), lines), (0, 0, 0, 2))
+
+
+def _arguments(given: Any, lines: int | None) -> RenderableType:
+    if not isinstance(given, dict):
+        return _clip(_as_text(given), lines)
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for name, value in given.items():
+        table.add_row(_text(str(name), "bright_black"), _clip(_as_text(value), lines))
+    return table
+
+
+def _tests(verdict: dict[str, Any], lines: int | None) -> Iterator[RenderableType]:
+    if verdict.get("reason"):
+        yield _text(str(verdict["reason"]))
+    tests = verdict.get("tests")
+    for result, names in tests.items() if isinstance(tests, dict) else ():
+        style = {"passed": "green", "failed": "red"}.get(str(result), "yellow")
+        sign = {"passed": "✓", "failed": "✗"}.get(str(result), "·")
+        text = "\n".join(
+            f"{sign} {name}" for name in (names if isinstance(names, list) else [names])
+        )
+        yield _clip(text, lines, style)
+    if verdict.get("log"):
+        yield Padding(
+            _clip(_as_text(verdict["log"]).rstrip(), lines, "bright_black", end=True), (1, 0, 0, 2)
+        )
+
+
+def _diff(patch: str, lines: int | None) -> Text:
+    text = _clip(patch.rstrip("\n"), lines)
+    for pattern, style in (
+        (r"(?m)^\+.*$", "green"),
+        (r"(?m)^-.*$", "red"),
+        (r"(?m)^@@.*$", "cyan"),
+    ):
+        text.highlight_regex(pattern, style)
+    text.highlight_regex(r"(?m)^(diff |index |--- |\+\+\+ ).*$", "bold default")
+    return text
+
+
+def _clip(text: str, lines: int | None, style: str = "", *, end: bool = False) -> Text:
+    """Return a text of at most so many lines, of a longer one its begin (or ``end``)."""
+    all_lines = text.split("\n")
+    left_out = 0 if lines is None else len(all_lines) - lines
+    if left_out <= 0:
+        return _text(text, style)
+    kept = all_lines[left_out:] if end else all_lines[:-left_out]
+    note = Text(f"… {left_out:,} more lines: --full", "bright_black")
+    parts = (note, _text("\n".join(kept), style)) if end else (_text("\n".join(kept), style), note)
+    return Text("\n").join(parts)
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        parts = [part.get("text") if isinstance(part, dict) else part for part in value]
+        return "\n".join(part if isinstance(part, str) else json.dumps(part) for part in parts)
+    return "" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _sign(solved: bool | None) -> Text:
+    return {None: Text("○", "yellow"), True: Text("✓", "green"), False: Text("✗", "red")}[solved]
+
+
+def _title(text: str) -> Text:
+    return Text.assemble("\n", (f"── {make_printable(text)}", "bold bright_black"))
+
+
+def _text(text: str, style: str = "") -> Text:
+    return Text(make_printable(text), style)

@@ -1,0 +1,93 @@
+"""``rollouts``: the list and one rollout at two widths, filters, errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runners.store.run_store import RunStore
+from tests.cli.conftest import Agentrl
+from tests.fakes.records import a_rollout, branched_turns, example_run
+
+Golden = Callable[[str, str], None]
+HOSTILE = "\x1b[2J\x1b]0;owned\x07\u202e[red]markup[/red]"
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with example_run(tmp_path / "run") as store:
+        record = a_rollout(
+            "train-000002-000-00",
+            task_id="a-task-with-a-name-that-is-longer-than-its-column",
+            turns=8,
+            patch="diff --git a/x.py b/x.py\n@@ -1 +1 @@\n-a\n+b\n",
+            verdict={"reason": "all pass", "tests": {"passed": ["test_sum"]}, "log": "ok\n" * 60},
+        )
+        store.add_session(record.session_id, {})
+        for turn in branched_turns(record.session_id):
+            store.add_turn(turn)
+        store.put_rollout(record)
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_list_and_a_rollout_fit_the_terminal(
+    agentrl: Agentrl, run_dir: Path, golden: Golden, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    listed = agentrl("rollouts", str(run_dir)).stdout
+    found = agentrl("rollouts", str(run_dir), "--search", "explorer").stdout
+    shown = agentrl("rollouts", str(run_dir), "train-000002-000-00").stdout
+    whole = "\n".join((listed, found, shown))
+    assert max(len(line) for line in whole.splitlines()) <= width
+    golden(f"rollouts-{width}.txt", "\n".join(line.rstrip() for line in whole.splitlines()) + "\n")
+
+
+def test_filters_select_and_json_has_all_of_it(agentrl: Agentrl, run_dir: Path) -> None:
+    done = agentrl("rollouts", str(run_dir), "--only", "unsolved", "--only", "train", "--json")
+    document = json.loads(done.stdout)
+    assert [row["rollout_id"] for row in document["rollouts"]] == ["train-000001-00-01"]
+    assert document["sums"]["graded"] == 1
+    done = agentrl("rollouts", str(run_dir), "--sort=-tokens", "--limit", "1", "--json")
+    assert json.loads(done.stdout)["sums"]["rollouts"] == 5
+    done = agentrl("rollouts", str(run_dir), "train-000001-00-02", "--json")
+    assert [each["code"] for each in json.loads(done.stdout)["attempts"]] == [
+        "infra.sandbox_lost",
+        "policy.finished",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--outcome", "polcy"), "did you mean policy?"),
+        (("no-such",), "there is no rollout no-such"),
+        (("train-000001-00-00", "--chain", "7"), "has 1 branches"),
+        (("train-000001-00-00", "--only", "eval"), "filters are of the list"),
+    ],
+)
+def test_what_does_not_exist_is_an_error(
+    agentrl: Agentrl, run_dir: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    done = agentrl("rollouts", str(run_dir), *arguments)
+    assert done.code == 2
+    assert said in done.stderr
+
+
+def test_what_a_policy_wrote_controls_no_terminal(agentrl: Agentrl, tmp_path: Path) -> None:
+    with RunStore.create(tmp_path / "run", {}) as store:
+        record = a_rollout(
+            task_id=HOSTILE,
+            patch=HOSTILE,
+            verdict={"reason": HOSTILE, "tests": {HOSTILE: [HOSTILE]}, "log": HOSTILE},
+        )
+        store.add_session(record.session_id, {})
+        store.put_rollout(record)
+    for arguments in ((), (record.rollout_id,)):
+        out = agentrl("rollouts", str(tmp_path / "run"), *arguments).stdout
+        assert "[red]markup" in out
+        assert not set("\x1b\x07\u202e") & set(out)
