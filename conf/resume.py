@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from hydra.core.override_parser.types import Override, QuotedString
+
+from conf import grammar
 from conf.absolute_paths import make_paths_absolute
 from conf.compose import compose
 from conf.errors import ConfigError
-from conf.keys import flatten
+from conf.keys import choice_content, flatten, groups
 from conf.schema import Config
 
 CHANGEABLE = (
@@ -62,17 +66,16 @@ def resume_config(
     """
     free = (*CHANGEABLE, *also)
     before = make_paths_absolute(compose([], base=stored))
-    after = make_paths_absolute(compose(overrides, base=stored))
-    old, new = (dict(flatten(config.model_dump(mode="json"))) for config in (before, after))
-    faults = [
-        f"{key} was {old.get(key)} and cannot become {new.get(key)} in a resumed run: "
-        "drop the override, or start a new run"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key)
-        and key not in GROWING
-        and not key.startswith(free)
-        and not _is_version(key, old)
-    ]
+    old = dict(flatten(before.model_dump(mode="json")))
+    try:
+        after = make_paths_absolute(compose(overrides, base=stored))
+    except ConfigError as error:
+        # The stored keys fit the stored value: complaints of them would lead away from the key that
+        # may not change at all.
+        given = _find_values(overrides, old)
+        raise ConfigError(_find_refused(old, old | given, free) or error.faults) from error
+    new = dict(flatten(after.model_dump(mode="json")))
+    faults = _find_refused(old, new, free)
     faults += [
         f"{key} was {old[key]} and can only grow, not become {new[key]}"
         for key in GROWING
@@ -81,6 +84,47 @@ def resume_config(
     if faults:
         raise ConfigError(faults)
     return after
+
+
+def _find_refused(
+    old: Mapping[str, Any], new: Mapping[str, Any], free: tuple[str, ...]
+) -> list[str]:
+    """Return the fault of every key that differs, and neither is free nor may grow."""
+    return [
+        f"{key} was {old.get(key)} and cannot become {new.get(key)} in a resumed run: "
+        "drop the override, or start a new run"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+        and key not in GROWING
+        and not key.startswith(free)
+        and not _is_version(key, old)
+    ]
+
+
+def _find_values(overrides: list[str], old: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what overrides set of the stored keys and choices, as far as it is one plain value."""
+    found = [_read_value(override) for override in grammar.parse(overrides)[0]]
+    return {
+        key: value
+        for key, value in found
+        if key in old
+        and isinstance(value, str | int | float | None)
+        and not _is_path(value, old[key])
+    }
+
+
+def _read_value(override: Override) -> tuple[str, Any]:
+    """Return an override's key and value; of a choice those of its ``kind``."""
+    key, value = override.key_or_group, override.value()
+    text = value.text if isinstance(value, QuotedString) else value
+    if text in groups().get(key, ()):
+        return f"{key}.kind", choice_content(key, text).get("kind")
+    return key, text
+
+
+def _is_path(value: object, stored: object) -> bool:
+    """Return whether a value is the relative path of a stored one."""
+    return isinstance(value, str) and stored == str(Path.cwd() / value)
 
 
 def _is_version(key: str, config: Mapping[str, Any]) -> bool:

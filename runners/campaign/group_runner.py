@@ -102,12 +102,14 @@ class GroupRunner:
         return spares < min(wanted, limits.spare_groups)
 
     def _find_kept(self, step: int, split: str) -> dict[str, RolloutRecord]:
-        """Return the final records that a stopped run left of a step; raises Interrupted when asked
-        to stop.
+        """Return, and show as done, the final records that a stopped run left of a step; raises
+        Interrupted when asked to stop.
         """
         if self._draining.is_set():
             raise Interrupted
         records = self._store.rollouts(step=step, split=split, counts=True)
+        for record in records:
+            note_final(self._progress, record)
         return {record.rollout_id: record for record in records}
 
     async def _run(
@@ -120,8 +122,6 @@ class GroupRunner:
         found = {
             spec.rollout_id: kept[spec.rollout_id] for spec in specs if spec.rollout_id in kept
         }
-        for record in found.values():
-            note_final(self._progress, record)
         missing = [spec for spec in specs if spec.rollout_id not in found]
         fresh = await self._pool.run(missing, on_start)
         found |= {record.rollout_id: record for record in fresh}

@@ -33,6 +33,7 @@ from runners.engines.teacher import Teacher
 from runners.observe.metrics import MetricsWriter
 from runners.observe.progress import Progress
 from runners.observe.sinks import SinkFeed
+from runners.observe.under_way import read_overlapped
 from runners.plugins.calls import PluginFailedError
 from runners.runtime.driver import Interrupted
 from runners.runtime.services import Services
@@ -142,18 +143,20 @@ class Campaign:
             training=self._training,
             served=self._served,
             load=self._load_weights,
+            show_rollouts=self._show_rollouts,
             after_step=self._note_overlapped,
             evaluate=self._evaluate,
             count_planned=self._count_planned,
         )
         self._overlapping = True
-        self._show_rollouts()
         await steps.run(self._resumed)
 
     def _show_rollouts(self) -> None:
-        """Show the rollouts of the next batch."""
-        run = self._config.run
-        self._progress.begin_phase("rollouts", run.tasks_per_step * run.rollouts_per_task)
+        """Show the rollouts of the groups that are admitted and not trained yet."""
+        under_way = read_overlapped(self._store)
+        if under_way is not None:
+            self._progress.begin_phase("rollouts", under_way.size)
+            self._progress.batch_done = under_way.done
 
     async def _count_planned(self) -> dict[int, int]:
         """Return how many tokens of planned requests the engine has sampled, by version."""
@@ -163,7 +166,6 @@ class Campaign:
 
     def _note_overlapped(self, step: int, metrics: dict[str, Any]) -> None:
         self._progress.add_step_metrics(step, metrics)
-        self._show_rollouts()
         self._publish(step)
 
     def _publish(self, step: int) -> None:
@@ -235,8 +237,6 @@ class Campaign:
         self._keep_best()
         if result["solve_rate"] is not None:
             self._progress.add_evaluation_result(step, result)
-        if self._overlapping and step < self._config.run.steps:
-            self._show_rollouts()
         if step:
             self._write_metrics()
             self._sinks.add(metrics_rows(self._store, step)[0])

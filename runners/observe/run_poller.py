@@ -14,6 +14,7 @@ from rich.console import Console
 from runners.observe.dashboard import LiveView, Mode
 from runners.observe.progress import Progress
 from runners.observe.status import Status, read_store_status
+from runners.observe.under_way import read_overlapped
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
 from runners.trajectory.outcome import Stage
@@ -76,7 +77,8 @@ class RunPoller:
             self.progress.add_step_metrics(row.step, row.metrics)
 
     def _update_phase(self, status: Status) -> None:
-        progress = self.progress
+        progress, done = self.progress, status.step_rollouts
+        overlapped = read_overlapped(self._store)
         running = next((row for row in self._store.steps() if row.state != "done"), None)
         if status.state not in _LIVE_STATES:
             phase, size = status.state, 0
@@ -84,20 +86,21 @@ class RunPoller:
             attempts = int(self._eval.get("attempts_per_task", 1))
             phase, size = "evaluation", attempts * int(self._eval.get("tasks") or 0)
             self._update_verdicts()
-        elif self._run.get("overlap", "none") != "none" and progress.step < status.steps:
-            # Groups of several steps run beside a training, and no row says which.
-            size = int(self._run["tasks_per_step"]) * int(self._run["rollouts_per_task"])
-            phase = "rollouts"
-        elif running is not None:
+        elif overlapped is not None and done == overlapped.done and progress.step < status.steps:
+            phase, size = "rollouts", overlapped.size  # also while a step is trained
+        elif running is not None and overlapped is None:
             size = len(running.tasks) * int(self._run.get("rollouts_per_task", 0))
-            phase = "rollouts" if status.step_rollouts < size else "training"
-        elif status.step_rollouts:
-            phase, size = "evaluation", int(self._run.get("eval_tasks", 0))
+            phase = "rollouts" if done < size else "training"
+        elif done:
+            attempts = int(self._run.get("eval_attempts", 1))
+            phase, size = "evaluation", attempts * int(self._run.get("eval_tasks", 0))
+            done -= overlapped.done if overlapped is not None else 0
         else:
             phase, size = "starting" if not progress.outcomes else "between steps", 0
         if phase != progress.phase:
             progress.begin_phase(phase)
-        done = sum(status.outcomes.values()) if status.benchmark else status.step_rollouts
+        if status.benchmark:
+            done = sum(status.outcomes.values())
         progress.batch_done, progress.batch_size = done, max(size, done)
 
     def _update_verdicts(self) -> None:

@@ -21,6 +21,7 @@ from runners.observe.training_counts import (
     TrainingCounts,
     count_training,
 )
+from runners.observe.under_way import count_under_way
 from runners.processes.ledger import Ledger, ResourceKind, is_gone
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
@@ -81,7 +82,7 @@ class Status:
     """Steps to do."""
     steps_done: int
     step_rollouts: int
-    """Rollouts done in the step (or evaluation) that is under way."""
+    """Rollouts done in the step (or evaluation) that is under way; with ``run.overlap`` in all."""
     evaluations: Curve
     metrics: dict[str, Any]
     """Of the last finished step."""
@@ -219,15 +220,6 @@ def read_store_status(store: RunStore) -> Status:
     ((sampled, attempts),) = store.query(
         "SELECT coalesce(sum(sampled_tokens), 0), count(*) FROM rollout"
     )
-    ((under_way,),) = store.query(
-        """
-        SELECT count(*) FROM rollout WHERE counts AND NOT EXISTS (
-            SELECT 1 FROM step
-            WHERE split = 'train' AND step = rollout.step AND finished_at IS NOT NULL
-            UNION ALL SELECT 1 FROM evaluation WHERE split = 'eval' AND step = rollout.step
-        )
-        """
-    )
     return Status(
         run_dir=str(store.run_dir),
         gateway=state.info.get("gateway", False),
@@ -241,7 +233,7 @@ def read_store_status(store: RunStore) -> Status:
         updated_at=max(state.updated_at, state.heartbeat_at or 0.0),
         steps=int(config.get("run", {}).get("steps", 0)),
         steps_done=len(done),
-        step_rollouts=under_way,
+        step_rollouts=count_under_way(store),
         evaluations=read_evaluations(store),
         metrics=done[-1].metrics if done else {},
         outcomes=read_outcomes(store),

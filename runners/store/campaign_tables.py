@@ -133,9 +133,14 @@ class CampaignTables:
             self.begin_step(step, tasks)
             self.log_schedule(kind, body)
 
+    def has_schedule(self) -> bool:
+        """Return whether the schedule has an event; an older store has no table of them."""
+        known = self._db.rows("SELECT 1 FROM sqlite_schema WHERE name = 'schedule'")
+        return bool(known and self._db.rows("SELECT 1 FROM schedule LIMIT 1"))
+
     def schedule(self) -> list[tuple[str, dict[str, Any]]]:
-        """Return the events of the schedule, ``(kind, body)``, in order; none in an older store."""
-        if not self._db.rows("SELECT 1 FROM sqlite_schema WHERE name = 'schedule'"):
+        """Return the events of the schedule, ``(kind, body)``, in order."""
+        if not self.has_schedule():
             return []
         rows = self._db.rows("SELECT kind, body FROM schedule ORDER BY seq")
         return [(kind, loads(body)) for kind, body in rows]

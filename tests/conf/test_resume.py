@@ -37,6 +37,32 @@ def test_other_changes_are_refused_by_name() -> None:
     ]
 
 
+STREAM = ["run.overlap=stream", "run.staleness=2", "trainer.correction.truncate=token"]
+
+
+@pytest.mark.parametrize(
+    ("stored", "change", "fault"),
+    [
+        (STREAM, "run.overlap=none", "run.overlap was stream and cannot become none in a resumed"),
+        (STREAM, "run.overlap='step'", "run.overlap was stream and cannot become step in a"),
+        ([], "run.overlap=stream", "run.overlap was none and cannot become stream in a resumed"),
+        (STREAM, "trainer=slime", "trainer.kind was local and cannot become slime in a resumed"),
+    ],
+)
+def test_of_a_change_that_does_not_fit_the_stored_keys_only_the_changed_key_is_named(
+    stored: list[str], change: str, fault: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resume_config(compose(stored).model_dump(mode="json"), [change, "observe.dashboard=off"])
+    assert len(caught.value.faults) == 1
+    assert caught.value.faults[0].startswith(fault)
+
+
+def test_a_faulty_value_of_a_key_that_may_change_is_named_as_ever() -> None:
+    with pytest.raises(ConfigError, match=r"rollout\.concurrency"):
+        resume_config(STORED, ["rollout.concurrency=-1"])
+
+
 def test_the_same_value_again_is_not_a_change() -> None:
     assert resume_config(STORED, ["seed=3"]).seed == 3
 

@@ -6,7 +6,7 @@ which weights; nothing else does, no clock and no chance.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -75,6 +75,14 @@ KINDS: dict[str, type[Event]] = {
     "switch": Switch,
 }
 """Event of each kind of row."""
+
+DEAL = "deal"
+"""Row of the tasks of a step, ``{step, tasks}``, before its first group; it changes no state."""
+
+
+def read_deals(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[int, list[str]]:
+    """Return the tasks of each step that the rows of a log name, in the order of its groups."""
+    return {body["step"]: list(body["tasks"]) for kind, body in rows if kind == DEAL}
 
 
 def to_row(event: Event) -> tuple[str, dict[str, Any]]:

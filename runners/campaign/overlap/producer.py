@@ -45,8 +45,6 @@ class GroupProducer:
         self._tasks: asyncio.TaskGroup | None = None
         self._admitting = asyncio.Lock()
         """Held from a change of the state to its row: the log has admissions in their order."""
-        self._dealt: tuple[int, list[RolloutSpec]] = 0, []
-        """The last step whose groups were dealt, with its rollouts."""
 
     def open(self, tasks: asyncio.TaskGroup) -> None:
         """Begin again the groups that a stopped run had admitted, in their order."""
@@ -84,10 +82,17 @@ class GroupProducer:
         await self._changed.wait()
 
     async def _deal(self, group: int) -> list[RolloutSpec]:
+        """Return the rollouts of a group; the tasks of its step are chosen and logged once, since a
+        sampler that is asked again knows more and may choose others.
+        """
         step, number = self._schedule.place_of(group)
-        if self._dealt[0] != step:
-            self._dealt = step, await self._sampler.batch(step)
-        return [spec for spec in self._dealt[1] if spec.group == number]
+        if step not in self._schedule.deals:
+            tasks = self._schedule.find_recorded_deal(step)
+            if tasks is None:
+                specs = await self._sampler.batch(step)
+                tasks = [spec.task.id for spec in specs if spec.member == 0]
+            self._schedule.log_deal(step, tasks)
+        return self._sampler.group(step, number, self._schedule.deals[step][number])
 
     def _log_and_begin(self, event: Admit, specs: Sequence[RolloutSpec]) -> None:
         self._schedule.log(event, task=specs[0].task.id)

@@ -13,7 +13,14 @@ from pathlib import Path
 
 from conf.schema import Config
 from conf.sections.engine import EmbeddedEngineConfig
-from runners.campaign.overlap.events import Admit, Batch, ScheduleError, Start, from_row
+from runners.campaign.overlap.events import (
+    Admit,
+    Batch,
+    ScheduleError,
+    Start,
+    from_row,
+    read_deals,
+)
 from runners.engines.embedded.weight_plan import write_plans
 from runners.store.run_store import RunStore
 from runners.trajectory.graph import TurnGraph
@@ -42,11 +49,6 @@ class RecordedSchedule:
                 f"{run_dir} cannot be replayed: engine={config.engine.kind} does not compute a "
                 "token with the same bits in any batch, as engine=embedded does"
             )
-        if config.run.sampler != "epoch":
-            raise ScheduleError(
-                f"{run_dir} cannot be replayed: run.sampler={config.run.sampler} chooses tasks by "
-                "what was solved before it was asked, and the schedule does not say when that was"
-            )
         with RunStore.open(run_dir, read_only=True) as store:
             done = sum(row.state == "done" for row in store.steps())
             if not store.schedule() or done != config.run.steps:
@@ -54,6 +56,14 @@ class RecordedSchedule:
                     f"{run_dir} cannot be replayed: it has {done} finished steps of "
                     f"run.steps={config.run.steps} and {len(store.schedule())} rows of a schedule; "
                     "name a finished run of run.overlap=step or stream"
+                )
+            self.deals = read_deals(store.schedule())
+            """Tasks of each step; none in a run from before they were logged."""
+            if config.run.sampler != "epoch" and not self.deals:
+                raise ScheduleError(
+                    f"{run_dir} cannot be replayed: run.sampler={config.run.sampler} chose its "
+                    "tasks by what was solved before it was asked, and the schedule of this older "
+                    "run does not name them"
                 )
             replaced: list[int] = []
             for kind, body in store.schedule():

@@ -12,7 +12,15 @@ from typing import Any
 
 from conf.schema import Config
 from conf.sections.run import FIXED_STALENESS, STALENESS, WINDOW
-from runners.campaign.overlap.events import Admit, Batch, Event, from_row, to_row
+from runners.campaign.overlap.events import (
+    DEAL,
+    Admit,
+    Batch,
+    Event,
+    from_row,
+    read_deals,
+    to_row,
+)
 from runners.campaign.overlap.limits import OverlapLimits
 from runners.campaign.overlap.recorded import RecordedSchedule
 from runners.campaign.overlap.scheduler import GroupScheduler
@@ -67,6 +75,8 @@ class RunSchedule:
         self.state = GroupScheduler.rebuild(limits, rows)
         self.tasks: dict[int, str] = {}
         """Task of each group that was admitted."""
+        self.deals = read_deals(rows)
+        """Tasks of each step, in the order of its groups, from the first group that was dealt."""
         self._replaced: list[int] = []
         self._replaced_before: set[int] = set()
         self.left_out: tuple[int, ...] = ()
@@ -117,6 +127,15 @@ class RunSchedule:
         """
         step, number = divmod(group, self._groups)
         return self._before + step + 1, number
+
+    def find_recorded_deal(self, step: int) -> list[str] | None:
+        """Return the tasks that a replayed run had in a step; None if there is none that says."""
+        return None if self.recorded is None else self.recorded.deals.get(step)
+
+    def log_deal(self, step: int, tasks: list[str]) -> None:
+        """Append the tasks of a step."""
+        self._store.log_schedule(DEAL, {"step": step, "tasks": tasks})
+        self.deals[step] = tasks
 
     def log(self, event: Event, **more: Any) -> None:
         """Append an event that the state has been changed by, with what else is to be known."""

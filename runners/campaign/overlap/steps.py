@@ -39,13 +39,15 @@ class OverlappedSteps:
         training: StepTraining,
         served: int,
         load: Callable[[checkpoint.Checkpoint], Awaitable[None]],
+        show_rollouts: Callable[[], None],
         after_step: Callable[[int, dict[str, Any]], None],
         evaluate: Callable[[int], Awaitable[object]],
         count_planned: Callable[[], Awaitable[dict[int, int]]],
     ) -> None:
         """Prepare to run. ``served``: version of the engine's weights; ``load`` gives it others;
-        ``after_step`` is told of each step that is durable; ``evaluate`` runs an evaluation unless
-        it was made; ``count_planned`` counts what a replay has sampled, by version.
+        ``show_rollouts`` is called after groups were admitted; ``after_step`` is told of each step
+        that is durable; ``evaluate`` runs an evaluation unless it was made; ``count_planned``
+        counts what a replay has sampled, by version.
         """
         self._config = config
         self._store = store
@@ -54,6 +56,7 @@ class OverlappedSteps:
         self._training = training
         self._served = served
         self._load = load
+        self._show_rollouts = show_rollouts
         self._after_step = after_step
         self._evaluate = evaluate
         self._count_planned = count_planned
@@ -72,10 +75,15 @@ class OverlappedSteps:
                 self._producer.open(tasks)
             while not state.finished:
                 await self._producer.check_stop()
-                await self._producer.admit()
+                await self._admit()
                 batch = state.training or await self._gather()
-                await self._producer.admit()
+                await self._admit()
                 await self._update(await self._train(batch))
+
+    async def _admit(self) -> None:
+        """Begin the groups that may run now."""
+        await self._producer.admit()
+        self._show_rollouts()
 
     async def _gather(self) -> Batch:
         """Return the next batch, once its groups are ready and nobody would be late for it."""

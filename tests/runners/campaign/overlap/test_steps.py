@@ -27,6 +27,7 @@ from runners.campaign.overlap.events import Batch, ScheduleError, Start, from_ro
 from runners.campaign.overlap.producer import GroupProducer
 from runners.campaign.overlap.recorded import RecordedSchedule
 from runners.campaign.overlap.run_schedule import RunSchedule
+from runners.campaign.overlap.scheduler import GroupScheduler
 from runners.campaign.overlap.steps import OverlappedSteps, find_served
 from runners.campaign.sampler import StepSampler
 from runners.campaign.schedule import evaluation_due
@@ -51,6 +52,7 @@ TASKS = [
 ]
 STREAM = ("run.overlap=stream", "run.staleness=2", "run.window=2")
 STEP = ("run.overlap=step",)
+CURRICULUM = (*STREAM, "run.sampler=curriculum")
 
 
 class Killed(BaseException):
@@ -124,6 +126,10 @@ class World:
         self.trained: list[tuple[int, list[str]]] = []
         self.draining = asyncio.Event()
         self.recorded: RecordedSchedule | None = None
+        self.schedule: RunSchedule | None = None
+        self.sampler: type[StepSampler] = StepSampler
+        self.flat = {(step, 0) for step in range(3, 30, 3)}
+        """Step and number of the groups whose rollouts are all solved."""
         RunStore.create(run_dir, CONFIG).close()
 
     def replay(self, run_dir: Path) -> None:
@@ -149,7 +155,7 @@ class World:
         assert self.served == (0 if served is None else served.step)
         if saved is not None and saved.step not in {s.step for s in store.steps() if s.metrics}:
             store.finish_step(saved.step, saved.state()["metrics"])
-        sampler = StepSampler(config, store, TASKS, lambda *_: None)
+        sampler = self.sampler(config, store, TASKS, lambda *_: None)
         pool = Pool(
             cast("AttemptContext", None),  # attempts need nothing
             store,
@@ -163,7 +169,7 @@ class World:
         runner = GroupRunner(
             config, store, pool, sampler, progress=progress, draining=self.draining
         )
-        schedule = RunSchedule(config, store, self.recorded)
+        schedule = self.schedule = RunSchedule(config, store, self.recorded)
         steps = OverlappedSteps(
             config,
             store,
@@ -172,6 +178,7 @@ class World:
             training=Training(self, store),
             served=self.served,
             load=self.load,
+            show_rollouts=lambda: None,
             after_step=lambda *_: None,
             evaluate=self.evaluate,
             count_planned=self.count_planned,
@@ -184,9 +191,9 @@ class World:
         session = f"{spec.rollout_id}-a{attempt}"
         self.versions[session] = self.served
         self.in_flight += 1
-        await self.take_time(200 if self.dice.random() < 0.05 else 12)
+        await self.work(spec)
         self.in_flight -= 1
-        flat, lost = spec.group == 0 and spec.step % 3 == 0, spec.step == 4 and spec.group == 1
+        flat, lost = (spec.step, spec.group) in self.flat, spec.step == 4 and spec.group == 1
         solved = None if lost else flat or spec.member == 0
         record = a_rollout(
             spec.rollout_id,
@@ -203,6 +210,10 @@ class World:
             **({"outcome": LOST} if solved is None else {}),
         )
         return AttemptResult(record, pushed_back=False)
+
+    async def work(self, spec: RolloutSpec) -> None:
+        """Take the time of an attempt."""
+        await self.take_time(200 if self.dice.random() < 0.05 else 12)
 
     async def load(self, saved: checkpoint.Checkpoint) -> None:
         await self.take_time(2)
@@ -235,6 +246,21 @@ class World:
             events = [from_row(*row) for row in store.schedule()]
         starts = {each.group: each.version for each in events if isinstance(each, Start)}
         return self.batches(), starts
+
+    def events(self) -> list[tuple[str, dict[str, Any]]]:
+        with RunStore.open(self.run_dir, read_only=True) as store:
+            return store.schedule()
+
+    def check_deals(self) -> None:
+        """Each step was dealt once, and each of its groups has the task that it was dealt."""
+        rows = [body for kind, body in self.events() if kind == "deal"]
+        deals = {body["step"]: body["tasks"] for body in rows}
+        assert len(rows) == len(deals)
+        assert all(len(set(tasks)) == GROUPS for tasks in deals.values()), deals
+        admitted = [body for kind, body in self.events() if kind == "admit"]
+        for body in admitted:
+            step, number = divmod(body["group"], GROUPS)
+            assert body["task"] == deals[step + 1][number]
 
     def check(self) -> None:
         """Every batch was trained in the composition of the log, each rollout in one batch."""
@@ -321,6 +347,87 @@ def test_a_run_killed_again_and_again_trains_every_batch_once(
         world.check()
 
 
+def test_a_sampler_that_looks_at_results_deals_every_step_once_however_often_it_is_killed(
+    tmp_path: Path,
+) -> None:
+    """A step is half dealt when a group is replaced by the first of the next step."""
+    half_dealt = 0
+    for instant in range(3, 140, 4):
+        world = World(tmp_path / f"run-{instant}", configure(*CURRICULUM), seed=instant)
+        if not world.drive(instant):
+            half_dealt += sum(kind == "admit" for kind, _ in world.events()) % GROUPS
+        assert world.drive()
+        world.check()
+        world.check_deals()
+    assert half_dealt > 5
+
+
+class SlowSampler(StepSampler):
+    """Takes long for the steps that are dealt after the first, as one that asks a service may."""
+
+    async def batch(self, step: int) -> list[RolloutSpec]:
+        for _ in range(400 if step > 3 else 0):
+            await asyncio.sleep(0)
+        return await super().batch(step)
+
+
+class MeetingWorld(World):
+    """A flat group, the first, ends about when that ends which makes a batch, ``turns`` before."""
+
+    def __init__(self, run_dir: Path, config: Config, turns: int) -> None:
+        super().__init__(run_dir, config)
+        self.turns = turns
+        self.sampler, self.flat = SlowSampler, {(1, 0)}
+        self.gate = asyncio.Event()
+
+    async def work(self, spec: RolloutSpec) -> None:
+        match spec.step, spec.group, spec.member:
+            case 1, 0, _:
+                await self.gate.wait()
+            case 2, 0, 1:
+                self.gate.set()
+                for _ in range(self.turns):
+                    await asyncio.sleep(0)
+            case step, _, _ if step > 2:
+                await super().work(spec)
+
+
+class ComparingStore(MortalStore):
+    """Compares the log with the state that it must make, at each batch."""
+
+    world: World
+    compared = 0
+
+    def log_batch(self, step: int, tasks: list[str], kind: str, body: Mapping[str, Any]) -> None:
+        super().log_batch(step, tasks, kind, body)
+        schedule = self.world.schedule
+        assert schedule is not None
+        live, logged = (
+            schedule.state,
+            GroupScheduler.rebuild(schedule.state.limits, self.schedule()),
+        )
+        for name in ("version", "admitted", "training", "pending", "waiting", "may_replace"):
+            assert getattr(logged, name) == getattr(live, name), name
+        self.compared += 1
+
+
+def test_no_batch_is_taken_between_a_replacement_and_its_row(tmp_path: Path) -> None:
+    """The log makes the state that the batch was taken of, however long a replacement is dealt."""
+    first = set()
+    for turns in range(3):
+        world = MeetingWorld(tmp_path / f"run-{turns}", configure(*STREAM), turns)
+        with ComparingStore.open(world.run_dir) as store:
+            store.world = world
+            asyncio.run(world.run(store))
+            assert store.compared == STEPS
+        kinds = [
+            kind for kind, body in world.events() if kind == "batch" or body.get("replaces") == 0
+        ]
+        first.add(kinds[0])
+        world.check()
+    assert first == {"batch", "admit"}, "the two met in either order"
+
+
 @pytest.mark.parametrize("mode", [STEP, STREAM], ids=["step", "stream"])
 def test_a_stop_leaves_a_run_that_goes_on(tmp_path: Path, mode: tuple[str, ...]) -> None:
     for seed in range(8):
@@ -343,7 +450,7 @@ def test_a_stop_leaves_a_run_that_goes_on(tmp_path: Path, mode: tuple[str, ...])
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.sampled_from([STEP, STREAM]), st.integers(0, 10**6))
+@given(st.sampled_from([STEP, STREAM, CURRICULUM]), st.integers(0, 10**6))
 def test_a_replay_makes_the_decisions_of_the_run_with_any_timing(
     mode: tuple[str, ...], seed: int
 ) -> None:
@@ -354,6 +461,11 @@ def test_a_replay_makes_the_decisions_of_the_run_with_any_timing(
         replay.replay(recorded.run_dir)
         replay.check()
         assert replay.decisions() == recorded.decisions()
+        admitted = [
+            {body["group"]: body["task"] for kind, body in world.events() if kind == "admit"}
+            for world in (recorded, replay)
+        ]
+        assert admitted[0] == admitted[1]
 
 
 def test_a_run_that_is_not_finished_is_not_replayed(tmp_path: Path) -> None:
