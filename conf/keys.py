@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from conf.suggestions import closest_match, suggest
+from conf.suggestions import abbreviates, closest_match, suggest
 from conf.targets import FORM, plugin_names
 
 CONF_DIR = Path(__file__).parent
@@ -125,21 +125,28 @@ def lookup(tree: Any, key: str) -> tuple[bool, Any]:
 
 
 def _closest_key(word: str, known: Iterable[str]) -> str | None:
-    """Return the dotted key that ``word`` probably means: a typo, or a key without its section."""
+    """Return the dotted key that ``word`` probably means: a key without its section, an
+    abbreviation, or a typo.
+    """
     known = list(known)
-    same_leaf = [key for key in known if "." in key and key.rpartition(".")[2] == word]
-    if len(same_leaf) == 1:
-        return same_leaf[0]
-    # Keys of one section share their beginning, so that even unrelated ones are similar at 0.6.
-    match = closest_match(word, known, cutoff=0.7)
-    if match:
-        return match
-    # "trainr.lr": compare the last part within the section that the first part means.
     section, _, leaf = word.rpartition(".")
-    section_match = closest_match(section, {key.rpartition(".")[0] for key in known if "." in key})
-    names = [k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == section_match]
-    leaf_match = closest_match(leaf, names)
-    return f"{section_match}.{leaf_match}" if leaf_match else None
+    # Within a section that is there names are compared without it: all its keys begin alike.
+    own = {key: key.removeprefix(f"{section}.") for key in known if key.startswith(f"{section}.")}
+    names = own or {key: key for key in known}
+    last = {key: key.rpartition(".")[2] for key in known}
+    found = (
+        [key for key in names if last[key] == leaf]
+        or [key for key in names if abbreviates(leaf, last[key])]
+        or [key for key in known if last[key] == leaf]
+    )
+    if len(found) == 1:
+        return found[0]
+    match = closest_match(leaf if own else word, names.values(), cutoff=0.6 if own else 0.7)
+    if match:
+        return f"{section}.{match}" if own else match
+    # "trainr.lr": compare the last part within the section that the first part means.
+    meant = closest_match(section, {key.rpartition(".")[0] for key in known if "." in key})
+    return _closest_key(f"{meant}.{leaf}", known) if meant and meant != section else None
 
 
 def _closest_part(key: str, tree: Mapping[str, Any]) -> str | None:

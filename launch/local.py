@@ -158,11 +158,12 @@ def _plan_processes(config: Config, cores: int, parameters: int) -> Iterator[Pla
         if trainer.shard == "model":  # a process loads the whole policy before it keeps a part
             states = max(states, parameters * FLOAT)
         trainer_mb += _to_mb(states)
-    if ranks == 1:
+    if ranks == 1 and config.run.overlap == "none":
         yield PlannedProcess("driver and trainer", 1, threads, _DRIVER_MB + trainer_mb)
     else:
         yield PlannedProcess("driver", 1, 1, _DRIVER_MB)
-        own = _threads(config) or max(1, cores // ranks)
+        # one process alone trains while rollouts run: half of the cores is theirs
+        own = _threads(config) or max(1, cores // max(2, ranks))
         yield PlannedProcess("trainer", ranks, own, _DRIVER_MB + trainer_mb)
     if isinstance(config.engine, EmbeddedEngineConfig):
         # in float32, whatever the checkpoint's type

@@ -84,6 +84,20 @@ def test_several_devices_train_in_processes_of_their_own(tmp_path: Path) -> None
     assert part.memory_mb == trainer.memory_mb - 3 * 3, "an eighth is less than the whole weights"
 
 
+def test_a_run_whose_rollouts_go_on_while_it_trains_has_a_trainer_beside_its_driver(
+    tmp_path: Path,
+) -> None:
+    truncate = "trainer.correction.truncate=token"
+    together = plan_local_run(compose([truncate]), tmp_path)
+    apart = plan_local_run(compose([truncate, "run.overlap=step"]), tmp_path)
+    (both, *others), (driver, trainer, *beside) = together.processes, apart.processes
+    assert (driver.name, driver.count, trainer.name, trainer.count) == ("driver", 1, "trainer", 1)
+    assert trainer.threads == max(1, apart.cores // 2)
+    assert trainer.memory_mb == both.memory_mb, "torch and the policy are in the other process"
+    assert beside == others
+    assert apart.memory_mb == together.memory_mb + driver.memory_mb
+
+
 @pytest.mark.parametrize(
     ("lines", "bytes_per_parameter"),
     [
