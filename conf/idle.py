@@ -1,6 +1,6 @@
 """Keys that do nothing beside another key's value, and are refused where they are given.
 
-A rule on values (``rules.py``) cannot name them, as their defaults stay: another value than by
+A rule on values (``rules``) cannot name them, as their defaults stay: another value than by
 default is refused. Of a stored configuration, which was checked before, only what is changed in it.
 """
 

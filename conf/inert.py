@@ -1,6 +1,6 @@
 """Keys that do nothing with a trainer, and are refused where they are given.
 
-Most keys that mean nothing together are refused by a rule on their values (``rules.py``). These
+Most keys that mean nothing together are refused by a rule on their values (``rules``). These
 have no value that says "off": their defaults stay, another value is refused.
 """
 

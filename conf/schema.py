@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from conf import engine_rules, gradient_rules, launch_rules, overlap_rules, rules, slime_rules
+from conf.rules import agents, engine, gradient, launch, overlap, rewards, slime, steps, training
 from conf.sections.engine import EngineConfig
 from conf.sections.executor import ExecutorConfig
 from conf.sections.faults import FaultsConfig
@@ -56,38 +56,36 @@ class Config(Section):
     @model_validator(mode="after")
     def _check_rules(self) -> Config:
         checks = (
-            engine_rules.engine_rules(self.engine, self.model, self.trainer),
-            engine_rules.fixed_weights_rules(
+            engine.engine_rules(self.engine, self.model, self.trainer),
+            engine.fixed_weights_rules(
                 self.engine, self.model, self.run, self.trainer, self.routing_replay
             ),
-            engine_rules.endpoint_rules(self.engine, self.model, self.sampling),
-            rules.step_rules(self.run, self.task, self.trainer),
-            rules.sampling_rules(self.run, self.rollout, self.trainer),
-            rules.evaluation_rules(self.run, self.task, self.eval_task, self.sampling),
-            rules.length_rules(self.run, self.model, self.sampling, self.fanout),
-            rules.reward_rules(self.reward),
-            rules.deadline_rules(self.rollout),
-            rules.fault_rules(self.faults, self.harness),
-            rules.sandbox_rules(self.sandbox, self.gateway, self.rollout),
-            rules.harness_rules(self.harness, self.sandbox, self.scenario),
-            gradient_rules.sampling_rules(self.run, self.sampling),
-            gradient_rules.credit_rules(self.trainer, self.fanout),
-            gradient_rules.gdpo_rules(self.run, self.reward, self.trainer),
-            gradient_rules.rejection_rules(self.reward, self.trainer),
-            gradient_rules.correction_rules(self.trainer),
-            rules.algorithm_rules(self.trainer),
-            rules.supervised_rules(self.run, self.trainer),
-            rules.teacher_rules(self.trainer, self.sampling, self.rollout),
-            rules.device_rules(self.trainer),
-            overlap_rules.overlap_rules(self.run, self.rollout, self.engine, self.trainer),
-            rules.sink_rules(self.observe, self.trainer),
-            rules.slime_rules(self.trainer, self.launch, self.model, self.task, self.scenario),
-            slime_rules.slime_algorithm_rules(self.trainer, self.routing_replay),
-            slime_rules.slime_step_rules(
-                self.trainer, self.rollout, self.routing_replay, self.engine
-            ),
-            rules.cluster_gateway_rules(self.launch, self.executor, self.gateway),
-            launch_rules.launch_rules(self.launch),
+            engine.endpoint_rules(self.engine, self.model, self.sampling),
+            steps.step_rules(self.run, self.task, self.trainer),
+            steps.sampling_rules(self.run, self.rollout, self.trainer),
+            steps.evaluation_rules(self.run, self.task, self.eval_task, self.sampling),
+            steps.length_rules(self.run, self.model, self.sampling, self.fanout),
+            rewards.reward_rules(self.reward),
+            steps.deadline_rules(self.rollout),
+            agents.fault_rules(self.faults, self.harness),
+            agents.sandbox_rules(self.sandbox, self.gateway, self.rollout),
+            agents.harness_rules(self.harness, self.sandbox, self.scenario),
+            gradient.sampling_rules(self.run, self.sampling),
+            gradient.credit_rules(self.trainer, self.fanout),
+            gradient.gdpo_rules(self.run, self.reward, self.trainer),
+            gradient.rejection_rules(self.reward, self.trainer),
+            gradient.correction_rules(self.trainer),
+            training.algorithm_rules(self.trainer),
+            training.supervised_rules(self.run, self.trainer),
+            training.teacher_rules(self.trainer, self.sampling, self.rollout),
+            training.device_rules(self.trainer),
+            overlap.overlap_rules(self.run, self.rollout, self.engine, self.trainer),
+            training.sink_rules(self.observe, self.trainer),
+            slime.slime_rules(self.trainer, self.launch, self.model, self.task, self.scenario),
+            slime.slime_algorithm_rules(self.trainer, self.routing_replay),
+            slime.slime_step_rules(self.trainer, self.rollout, self.routing_replay, self.engine),
+            launch.cluster_gateway_rules(self.launch, self.executor, self.gateway),
+            launch.launch_rules(self.launch),
         )
         broken = [message for check in checks for is_broken, message in check if is_broken]
         if broken:

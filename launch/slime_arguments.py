@@ -29,7 +29,7 @@ def prompts_file(job: ClusterJob) -> str:
 
 def converted_checkpoint(job: ClusterJob) -> PurePosixPath:
     """Return the path of the checkpoint in Megatron's format."""
-    assert job.model.path is not None  # by conf.rules.slime_rules
+    assert job.model.path is not None  # by conf.rules.slime
     return PurePosixPath(job.launch.shared_dir) / f"{job.model.path.name}_torch_dist"
 
 
@@ -131,11 +131,11 @@ _RATIOS = {"ppo": "grpo", "gspo": "gspo", "cispo": "cispo", "reinforce": "cispo"
 
 
 def _algorithm(job: ClusterJob) -> Arguments:
-    """Return the arguments of loss, mean, corrections and penalties; ``conf.slime_rules`` refuses
+    """Return the arguments of loss, mean, corrections and penalties; ``conf.rules.slime`` refuses
     what slime lacks. Advantages come from ``REWARDS``.
     """
     trainer = job.trainer
-    assert isinstance(trainer.loss, str)  # by conf.slime_rules
+    assert isinstance(trainer.loss, str)  # by conf.rules.slime
     # slime's CISPO has a lower bound as well; at 1 - 1 = 0 it bounds nothing.
     clips = {
         "cispo": ("1", f"{trainer.clip_high:g}"),

@@ -31,7 +31,7 @@ def cluster_job(config: Config) -> ClusterJob:
     """Return ``config`` as a job on a cluster; raises ConfigError if it is for one machine."""
     model, trainer, launch = config.model, config.trainer, config.launch
     if isinstance(launch, ClusterLaunchConfig) and isinstance(trainer, SlimeTrainerConfig):
-        assert isinstance(model, MoeModel)  # by conf.rules.slime_rules
+        assert isinstance(model, MoeModel)  # by conf.rules.slime
         return ClusterJob(config, model, trainer, launch)
     raise ConfigError(
         f"launch={launch.kind} has no scripts: choose launch=ssh, slurm, ray or kubernetes, "

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from conf.rules import Rule
+from conf.rules.rule import Rule
 from conf.sections.plugin import PluginConfig
 from conf.sections.run import RunConfig, SamplingConfig
 from conf.sections.task import (

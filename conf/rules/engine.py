@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conf.rules import Rule
+from conf.rules.rule import Rule
 from conf.sections.engine import (
     AnthropicEngineConfig,
     EmbeddedEngineConfig,

@@ -1,4 +1,5 @@
-"""Rules of ``trainer=slime``: keys that both trainers have mean the same, or are refused by name.
+"""Rules of ``trainer=slime``: it trains on clusters, and keys that both trainers have mean the same
+or are refused by name.
 
 What slime computes is read from its source: ``slime/backends/megatron_utils/loss.py``,
 ``slime/utils/ppo_utils.py``, ``slime/rollout/sglang_rollout.py``.
@@ -8,16 +9,74 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conf.rules import Rule
+from conf.rules.rule import Rule
+from conf.sections.cluster import ClusterLaunchConfig
 from conf.sections.engine import EmbeddedEngineConfig, EngineConfig
+from conf.sections.launch import LaunchConfig
+from conf.sections.model import (
+    ModelConfig,
+)
+from conf.sections.moe import MoeModel
 from conf.sections.plugin import PluginConfig
 from conf.sections.rollout import RolloutConfig
+from conf.sections.scenario import (
+    ScenarioConfig,
+)
+from conf.sections.task import (
+    JsonlTaskConfig,
+    MixtureTaskConfig,
+    TaskConfig,
+)
 from conf.sections.training import (
     RoutingReplayConfig,
     RoutingRolloutConfig,
     SlimeTrainerConfig,
     TrainerConfig,
 )
+
+
+def slime_rules(
+    trainer: TrainerConfig,
+    launch: LaunchConfig,
+    model: ModelConfig,
+    task: TaskConfig,
+    scenario: ScenarioConfig,
+) -> Iterator[Rule]:
+    """Yield the rules of slime: it trains on clusters, and reads certain models and tasks."""
+    on_cluster = isinstance(launch, ClusterLaunchConfig)
+    if not isinstance(trainer, SlimeTrainerConfig):
+        yield (
+            on_cluster,
+            f"trainer={trainer.kind} trains on one machine, and launch={launch.kind} is for "
+            "several: choose trainer=slime",
+        )
+        return
+    yield (
+        not isinstance(model, MoeModel),
+        f"model={model.kind} is not in the table that trainer=slime takes layers and layout "
+        "from: choose one with an architecture, e.g. model=qwen3_30b_a3b",
+    )
+    yield (
+        isinstance(model, MoeModel) and model.path is None,
+        "model.path=null, and trainer=slime needs the Hugging Face checkpoint: set model.path to "
+        "its directory as the nodes see it",
+    )
+    yield (
+        not on_cluster,
+        f"launch={launch.kind} cannot start trainer=slime, which runs on Ray: choose "
+        "launch=ssh, slurm, ray or kubernetes",
+    )
+    yield (
+        not isinstance(task, JsonlTaskConfig | MixtureTaskConfig),
+        f"task={task.kind} has no file that slime's data source could read: choose task=jsonl "
+        "and set task.path as the nodes see it, or task=mixture",
+    )
+    window = getattr(scenario, "window_tokens", None)
+    yield (
+        window is not None and window >= model.max_context_tokens,
+        f"scenario.window_tokens={window} is never reached below model.max_context_tokens="
+        f"{model.max_context_tokens}: lower scenario.window_tokens",
+    )
 
 
 def slime_algorithm_rules(trainer: TrainerConfig, routing: RoutingReplayConfig) -> Iterator[Rule]:

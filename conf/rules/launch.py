@@ -1,14 +1,18 @@
-"""Rules of the launchers: what a scheduler cannot be asked for together."""
+"""Rules of the launchers: what a scheduler cannot be asked for together, what nodes can reach."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conf.rules import Rule
+from conf.rules.rule import Rule
+from conf.sections.cluster import ClusterLaunchConfig
+from conf.sections.executor import ExecutorConfig, RayExecutorConfig
+from conf.sections.gateway import GatewayConfig
 from conf.sections.kubernetes import KubernetesLaunchConfig, PodConfig
 from conf.sections.launch import LaunchConfig
 from conf.sections.slurm import SlurmContainerConfig, SlurmLaunchConfig
 
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _SBATCH: dict[str, str | None] = {
     **{"job-name": "name", "nodes": "nodes", "gpus-per-node": "gpus_per_node"},
     **{"time": "time_limit", "partition": "partition", "account": "account", "qos": "qos"},
@@ -48,6 +52,20 @@ def _pod_rules(pod: PodConfig, shared_dir: str) -> Iterator[Rule]:
         yield (
             paths.count(path) > 1,
             f"launch.pod.mounts has {path}, where a volume is mounted already: choose another path",
+        )
+
+
+def cluster_gateway_rules(
+    launch: LaunchConfig, executor: ExecutorConfig, gateway: GatewayConfig
+) -> Iterator[Rule]:
+    """Yield the rule that rollouts on other nodes can reach the gateway."""
+    if isinstance(launch, ClusterLaunchConfig):
+        yield (
+            launch.nodes > 1
+            and isinstance(executor, RayExecutorConfig)
+            and gateway.host in _LOOPBACK,
+            f"gateway.host={gateway.host} can be reached from one node only, and executor=ray runs "
+            f"rollouts on {launch.nodes}: set gateway.host=0.0.0.0",
         )
 
 
