@@ -11,16 +11,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from omegaconf import OmegaConf
+from pydantic import BaseModel
 
 from conf.compose import compose
 from conf.errors import ConfigError
 from conf.idle import IDLE, find_idle
 from conf.inert import find_inert
 from conf.keys import choice_content, flatten, groups, root_content, to_dict
+from conf.schema import Config
 from launch import flags
 from launch.job_files import render_settings
 from launch.plan import JobPlan, plan_job
@@ -42,6 +44,7 @@ Add a line to tests/key_table.txt, `KEY | with trainer=local | with trainer=slim
     argument … VALUE FLAG another value changes this argument of slime (OTHER=VALUE… come before)
     settings … VALUE NAME another value changes this variable of the job's settings.sh
     refused … VALUE       the configuration is refused and names the key
+    within OUTER VALUE    the key stands in values of OUTER, of which such a one is refused
     inert                 another value than by default is refused, by conf/inert.py
     choice GROUP=CHOICE … the choice that has the key is refused with this trainer
     follows KEY           KEY has its value by default
@@ -76,6 +79,40 @@ def rows() -> tuple[Row, ...]:
 
 @cache
 def schema_keys() -> dict[str, list[str]]:
+    """Return every key of the YAML files, with the choices that have it ("" for config.yaml), and
+    what ``conf.schema`` knows within one of them: ``faults.rules.where``, ``trainer.loss.target``.
+    """
+    outer = yaml_keys()
+    inner = {key: find_outer(key) for key in fields_of(Config) if key not in outer}
+    assert all(inner.values()), "a key without a default in the YAML files"
+    return outer | {key: outer[str(name)] for key, name in inner.items()}
+
+
+def find_outer(key: str) -> str | None:
+    """Return the key of the YAML files in whose values a key of the schema stands."""
+    return next((name for name in yaml_keys() if key.startswith(f"{name}.")), None)
+
+
+def fields_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted names of a model's fields, with those of every choice and entry."""
+    for name, field in model.model_fields.items():
+        sections = list(models_in(field.annotation))
+        for section in sections:
+            yield from fields_of(section, f"{prefix}{name}.")
+        if not sections:
+            yield f"{prefix}{name}"
+
+
+def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the models in a type: of a union, of a list's entries."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from models_in(part)
+
+
+@cache
+def yaml_keys() -> dict[str, list[str]]:
     """Return every key of the YAML files, with the choices that have it ("" for config.yaml)."""
     found: dict[str, list[str]] = {}
     for group, choices in groups().items():
@@ -207,6 +244,12 @@ def check(key: str, trainer: str, words: list[str]) -> None:
         compose([*base(trainer), *others])
         named = faults([*base(trainer), *others, f"{key}={value}"])
         assert key in named, named
+    elif kind == "within":
+        outer, value = rest
+        assert outer == find_outer(key)
+        named = faults([*base(trainer), f"{outer}={value}"])
+        assert outer in named, named
+        assert trainer in named, named
     elif kind == "choice":
         named = faults([*base(trainer), *rest])
         assert f"trainer={trainer}" in named or "slime" in named, named
@@ -361,6 +404,8 @@ def test_the_table_itself_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
         ("trainer.learning_rate", "slime", "absent"),
         ("trainer.learning_rate", "slime", "none because"),
         ("trainer.learning_rate", "slime", "inert"),
+        ("trainer.loss.target", "slime", "within trainer.loss gspo"),
+        ("trainer.loss.target", "slime", 'within trainer.advantage {target:"own.py:it"}'),
     ]
     for key, trainer, says in wrong:
         with pytest.raises((AssertionError, pytest.fail.Exception)):
