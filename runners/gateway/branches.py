@@ -8,6 +8,7 @@ belongs to the main thread, unless it shows otherwise (``branch_names.py``).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -121,6 +122,10 @@ class Branches:
         """By turn index."""
         self._tips: dict[PathNode, TipState] = {}
         """Turns that no turn of their thread and branch continues; oldest first."""
+        self._latest: tuple[PathNode, IdArray] | None = None
+        """The turn that was added last, which most requests continue, with the tokens of its path,
+        int32 [n]: they need not be put together again. One only, since they are as many as all.
+        """
 
     def find_answer(self, fingerprint: bytes) -> tuple[dict[str, Any], int] | None:
         """Return the body that answered this very request, and the tokens of its prompt; None if
@@ -181,7 +186,10 @@ class Branches:
         response: dict[str, Any],
     ) -> None:
         """Add a durable turn: the request, its answer, and the body that was made of the answer."""
-        new = [part.part for part in prepared.parts if part.first_piece >= place.first_new_piece]
+        first = bisect_left(
+            prepared.parts, place.first_new_piece, key=lambda part: part.first_piece
+        )
+        new = [part.part for part in prepared.parts[first:]]
         answer_part = AssistantPart(
             tuple(call.id for call in answer.calls),
             may_vanish=not answer.calls and not answer.text.strip(),
@@ -193,6 +201,7 @@ class Branches:
             tools=prepared.request.tools if parent is None or place.tools_changed else parent.tools,
         )
         self._nodes.append(added)
+        self._latest = added, np.concatenate([place.prompt, turn.output_ids])
         self.pieces += len(added.parts)
         if parent is not None and parent in self._tips and _same_line(parent.node, place):
             del self._tips[parent]
@@ -235,7 +244,8 @@ class Branches:
         self, parent: PathNode, request: TurnRequest, next_part: RequestPart
     ) -> IdArray | HistoryBreak:
         """Return the prompt that continues a turn token by token, or why there is none."""
-        path = parent.node.tokens()
+        latest, held = self._latest or (None, None)
+        path = held if held is not None and latest is parent else parent.node.tokens()
         added = await self._texts.extend(
             self._session_id, path, parent.prompt_length, request, next_part.first_piece
         )

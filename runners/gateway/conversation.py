@@ -106,7 +106,7 @@ class TurnRequest:
         """Return the pieces' digests, in order. It is the costly part of recognising a request, so
         a session does it once and hands the list on.
         """
-        return [piece.digest() for piece in self.pieces]
+        return [piece.key or piece.digest() for piece in self.pieces]
 
 
 def fingerprint(request: TurnRequest, keys: Iterable[bytes], dialect: str) -> bytes:

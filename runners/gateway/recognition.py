@@ -8,6 +8,7 @@ calls, the results of its commands and its summaries; none of them makes a reque
 from __future__ import annotations
 
 import re
+from itertools import groupby
 
 from runners.gateway.conversation import SYSTEM_PROMPT, TurnRequest
 
@@ -78,9 +79,9 @@ def _system_prompt(request: TurnRequest) -> str:
 
 def _starts_with(request: TurnRequest, index: int, markers: tuple[str, ...]) -> bool:
     """Return whether a text of the first (0) or last (-1) user message begins with a marker."""
-    users = [piece for piece in request.pieces if piece.role == "user"]
+    pieces = request.pieces if index == 0 else reversed(request.pieces)
+    users = (piece for piece in pieces if piece.role == "user")
+    _, message = next(groupby(users, key=lambda piece: piece.message), (None, ()))
     return any(
-        piece.kind == "text" and piece.text.lstrip().startswith(markers)
-        for piece in users
-        if piece.message == users[index].message
+        piece.kind == "text" and piece.text.lstrip().startswith(markers) for piece in message
     )

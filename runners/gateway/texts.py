@@ -237,8 +237,11 @@ class Texts:
         """
         start = max(0, len(prompt) - SHORT_TAIL)
         tail = prompt[start:]
-        ends = start == 0 or any((tail == token).any() for token in self.stop_token_ids())
-        return start if ends else None
+        found = [np.flatnonzero(tail == token) for token in self.stop_token_ids()]
+        ends = [int(places[-1]) for places in found if len(places)]
+        if ends:
+            return start + max(ends)
+        return None if start else 0
 
     def read_unparsed(self, ids: list[int]) -> ParsedResponse:
         """Return sampled tokens as one call that cannot be parsed."""

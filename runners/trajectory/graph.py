@@ -49,6 +49,8 @@ class TurnNode:
     """int32 [m]"""
     length: int
     """Tokens from the root to the end of the output."""
+    depth: int
+    """Nodes from the root to this one, both counted."""
 
     def path(self) -> list[TurnNode]:
         """Return the nodes from the root to this one."""
@@ -60,8 +62,15 @@ class TurnNode:
         return nodes[::-1]
 
     def ancestor(self, depth: int) -> TurnNode:
-        """Return the node that is the ``depth``-th of this one's path, the root being the first."""
-        return self.path()[depth - 1]
+        """Return the node that is the ``depth``-th of this one's path, the root being the first.
+
+        It is mostly near the end of the path: a request continues the last turn.
+        """
+        node = self
+        while node.depth > depth:
+            assert node.parent is not None  # the root's depth is 1
+            node = node.parent
+        return node
 
     def tokens(self) -> IdArray:
         """Return prompt + output, exactly as the model saw them, int32 [length]."""
@@ -147,6 +156,7 @@ class TurnGraph:
             output_logprobs=turn.output_logprobs,
             output_versions=turn.output_versions,
             length=held + len(turn.prompt_new) + len(turn.output_ids),
+            depth=1 if parent is None else parent.depth + 1,
         )
 
     def _segment(self, leaf: TurnNode, last: int, only_aside: bool) -> Segment:

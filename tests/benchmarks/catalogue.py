@@ -50,6 +50,14 @@ BENCHMARKS = (
         6,
     ),
     Benchmark(
+        "gateway_at_once",
+        "bench_gateway --at-once 16",
+        "16 sessions of 66,000 tokens side by side: CPU time of a turn, turns per second",
+        "an adapter that renders each request whole",
+        "passing the prompt on, unread",
+        1,
+    ),
+    Benchmark(
         "gateway_many",
         "bench_gateway --many 1000 --rate 40",
         "how long turns of 1,000 sessions take by the clock",

@@ -134,7 +134,7 @@ def check_conversation(pieces: Iterable[Piece], field: str) -> tuple[Piece, ...]
     Raises Refused if nothing is left, or if the last piece is the assistant's.
     """
     kept = tuple(
-        piece for piece in pieces if piece.kind in ("tool_call", "tool_result") or piece.text
+        [piece for piece in pieces if piece.text or piece.kind in ("tool_call", "tool_result")]
     )
     if not kept:
         raise Refused(RefusalKind.INVALID, f"{field}: all of it is empty", param=field)

@@ -71,7 +71,7 @@ def match_prefix(path: list[list[Part]], prepared: PreparedRequest) -> PrefixMat
     ids, logprobs = np.empty(0, np.int32), np.empty(0, np.float32)
     tip: TurnNode | None = None
     for index in range(len(path)):
-        tip = TurnNode(index, tip, "main", None, "main", 0, ids, ids, logprobs, ids, 0)
+        tip = TurnNode(index, tip, "main", None, "main", 0, ids, ids, logprobs, ids, 0, index + 1)
     assert tip is not None
     return PathMatcher(prepared).match(tip, lambda turn: path[turn.index])
 
