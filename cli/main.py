@@ -29,6 +29,7 @@ from cli import (
     status,
     stop,
     tasks,
+    view,
     watch,
 )
 from cli.arguments import ProgramCommand
@@ -81,6 +82,7 @@ app.command(epilog=stop.EXAMPLES, rich_help_panel=_RUN)(stop.stop)
 app.add_typer(tasks.app, name="tasks", rich_help_panel=_RUN)
 app.command(epilog=status.EXAMPLES, rich_help_panel=_LOOK)(status.status)
 app.command(epilog=watch.EXAMPLES, rich_help_panel=_LOOK)(watch.watch)
+app.command(epilog=view.EXAMPLES, rich_help_panel=_LOOK)(view.view)
 app.command(epilog=rollouts.EXAMPLES, rich_help_panel=_LOOK)(rollouts.rollouts)
 app.command(epilog=report.EXAMPLES, rich_help_panel=_LOOK)(report.report)
 app.command(epilog=compare.EXAMPLES, rich_help_panel=_LOOK)(compare.compare)

@@ -1,5 +1,7 @@
 """Writes ``trajectories.html``: one page with every rollout, which needs no network and no server.
 
+It is the page of ``agentrl view`` (``page_assets.py``), with the data in the file.
+
 First come the rows of the list and the page's script, so that the list is there while the rest is
 still being read; then, as blocks that a browser does not run, each rollout, compressed (zlib), and
 before it the texts of its tokens that no earlier one had. A rollout is unpacked when somebody opens
@@ -23,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from runners.export.contract import AddRollout, Decode, ExportedRollout, ExportedRun
+from runners.export.page_assets import split_single_page
 from runners.store.json_text import dumps
 from runners.trajectory.record import Turn
 
@@ -30,19 +33,14 @@ NAME = "trajectories.html"
 LEVEL = 6
 """Of compression."""
 CHUNK = 1 << 16
-_PAGE = Path(__file__).with_name("page")
+_ROW = ("rollout_id", "attempt", "step", "split", "group", "member", "task", "advantage")
+"""Fields of a rollout in its line of the list."""
 
 
 @contextmanager
 def write_html(folder: Path, run: ExportedRun) -> Iterator[AddRollout]:
     """Write the page around the rollouts."""
-    page = (_PAGE / "page.html").read_text("utf-8")
-    page = page.replace("{{title}}", markup.escape(f"{run.name} · trajectories"))
-    page = page.replace("{{run}}", markup.escape(run.name))
-    page = page.replace("{{style}}", (_PAGE / "page.css").read_text("utf-8"))
-    head, _, rest = page.partition("{{rows}}")
-    middle, _, tail = rest.partition("{{rollouts}}")
-    middle = middle.replace("{{script}}", (_PAGE / "page.js").read_text("utf-8"))
+    head, middle, tail = split_single_page(run.name)
     texts = None if run.decode is None else _TokenTexts(run.decode)
     with (folder / NAME).open("w", encoding="utf-8") as file:
         file.write(head)
@@ -52,7 +50,7 @@ def write_html(folder: Path, run: ExportedRun) -> Iterator[AddRollout]:
                 if texts is not None:
                     blocks.write(_block("words", texts.decode_new(rollout)))
                 file.write(_block("row", _row(rollout)))
-                blocks.write(_packed(rollout.trajectory["rollout_id"], _turn_graph(rollout)))
+                blocks.write(_packed(rollout.trajectory["rollout_id"], build_turn_graph(rollout)))
 
             yield add
             file.write(middle)
@@ -92,19 +90,25 @@ def _packed(rollout_id: str, value: Mapping[Any, Any]) -> str:
 def _row(rollout: ExportedRollout) -> dict[str, Any]:
     trajectory = rollout.trajectory
     return {
-        **{key: trajectory[key] for key in ("rollout_id", "step", "split", "task", "advantage")},
+        **{key: trajectory[key] for key in _ROW},
         "code": trajectory["outcome"]["code"],
+        "stage": trajectory["outcome"]["stage"],
         "score": trajectory["reward"]["score"],
         "solved": trajectory["reward"]["solved"],
         "turns": len(rollout.turns),
+        "duration": trajectory["timings"].get("total"),
         "sampled": trajectory["tokens"]["sampled"],
         "trained": trajectory["tokens"]["trained"],
-        "kinds": Counter(chain.kind for chain in rollout.chains),
+        "kinds": Counter(
+            "main" if chain.kind in ("final", "wipe") else chain.kind for chain in rollout.chains
+        ),
     }
 
 
-def _turn_graph(rollout: ExportedRollout) -> dict[str, Any]:
-    """Return a rollout as its turn graph, in which a prefix that chains share appears once."""
+def build_turn_graph(rollout: ExportedRollout, *, tokens: bool = True) -> dict[str, Any]:
+    """Return a rollout as its turn graph, in which a prefix that chains share appears once; without
+    ``tokens`` the ids and logprobs of its turns are left out.
+    """
     trajectory = rollout.trajectory
     left_out = ("segments", "branches", "messages", "raw_prompt", "turns")
     return {
@@ -115,16 +119,17 @@ def _turn_graph(rollout: ExportedRollout) -> dict[str, Any]:
             for branch, segment in zip(trajectory["branches"], trajectory["segments"], strict=True)
         ],
         "turns": [
-            part | _content(turn)
+            part | _content(turn, tokens=tokens)
             for part, turn in zip(trajectory["turns"], rollout.turns, strict=True)
         ],
     }
 
 
-def _content(turn: Turn) -> dict[str, Any]:
-    return {
-        "sent": turn.request.get("messages", []),
-        "reply": turn.reply,
+def _content(turn: Turn, *, tokens: bool) -> dict[str, Any]:
+    said = {"sent": turn.request.get("messages", []), "reply": turn.reply}
+    if not tokens:
+        return said
+    return said | {
         "prompt_new": turn.prompt_new,
         "output_ids": turn.output_ids,
         "logprobs": np.round(turn.output_logprobs.astype(np.float64), 3),

@@ -15,7 +15,7 @@ Golden = Callable[[str, str], None]
 
 COMMANDS = (
     *("run", "check", "eval", "launch", "regrade", "replay", "show", "status", "dump-trajectories"),
-    *("gateway", "stop", "watch", "report", "compare", "tasks", "rollouts"),
+    *("gateway", "stop", "watch", "report", "compare", "tasks", "rollouts", "view"),
 )
 
 HEAVY = {

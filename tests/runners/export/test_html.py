@@ -2,18 +2,15 @@ from __future__ import annotations
 
 import base64
 import json
-import shutil
-import subprocess
 import zlib
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from runners.export.dump import RolloutFilter, dump
 from runners.export.html import NAME
 from runners.store.run_store import RunStore
+from tests.fakes.browser import needs_chromium, start_browser
 from tests.fakes.records import (
     CONFIG,
     a_rollout,
@@ -57,7 +54,8 @@ def test_a_page_holds_every_rollout_and_loads_nothing(tmp_path: Path) -> None:
     assert [whole["outcome"]["code"] for whole in page.blocks["rollout"]][3] == "infra.sandbox_lost"
     assert page.blocks["words"][0]["100"] == "<[100]>"
     assert not {"link", "img", "iframe", "object"} & set(page.tags)
-    assert not {"src", "href"} & {name for name, _ in page.attributes}
+    links = [value for name, value in page.attributes if name in ("src", "href")]
+    assert links == ["#"], "the run's name leads to the overview"
     policy = next(
         value for name, value in page.attributes if name == "content" and "src" in (value or "")
     )
@@ -103,31 +101,21 @@ def test_no_rollouts_are_a_page_too(tmp_path: Path) -> None:
     assert Page(tmp_path / NAME).blocks == {"words": [], "row": [], "rollout": []}
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="no Chromium")
-def test_a_browser_shows_the_final_branch_and_runs_no_tool_output(tmp_path: Path) -> None:
+@needs_chromium
+async def test_a_browser_shows_the_final_branch_and_runs_no_tool_output(tmp_path: Path) -> None:
     with branched_run(tmp_path / "run") as store:
         dump(store, tmp_path, formats=("html",), decode=lambda ids: f"w{ids[0]} ")
-    path = tmp_path / NAME
-    look = """<script>(async () => {
-      await new Promise((done) => setTimeout(done, 500));  // until the page itself has opened one
-      await move(1); chain = 2; tab = "Tokens"; draw(); tab = "Conversation"; draw();
-    })()</script>"""
-    path.write_text(path.read_text() + look)
-    done = subprocess.run(
-        [
-            *("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"),
-            *("--enable-logging=stderr", "--virtual-time-budget=10000"),
-            *(f"--user-data-dir={tmp_path / 'profile'}", path.as_uri()),
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    main = done.stdout.partition("<main")[2].partition("</main>")[0]
-    assert "6 branches" in main
-    assert "You explore." in main
-    assert "&lt;/script&gt;&lt;script&gt;alert(1)&lt;/script&gt;" in main
-    assert "Uncaught" not in done.stderr
+    async with start_browser(tmp_path) as browser:
+        await browser.open(f"{(tmp_path / NAME).as_uri()}#train-000001-00-00")
+        await browser.until("document.querySelectorAll('#tab .message').length > 2")
+        assert "6 branches" in await browser.text("#main")
+        await browser.run("go({ view: { chain: 2 } })")
+        await browser.until("document.body.innerText.includes('You explore.')")
+        assert "</script><script>alert(1)</script>" in await browser.text("#tab")
+        await browser.press("2")
+        await browser.until("document.querySelectorAll('.tokens .sampled').length > 2")
+        assert browser.complaints == []
+        assert not [each for each in browser.requests if not each.startswith(("file:", "about:"))]
 
 
 def test_a_long_session_is_decoded_token_by_token_once(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 def add_branched(store: RunStore, rollout_id: str) -> None:
     """Add a rollout with a sub-agent and a compaction, whose patch returns a cloud."""
-    record = a_rollout(rollout_id, turns=8, patch="+++ b/x.py\n+return cloud(apple)\n")
+    record = a_rollout(rollout_id, turns=8, patch="+++ b/x.py\n@@ -1 +1 @@\n+return cloud(apple)\n")
     store.add_session(record.session_id, {})
     for turn in branched_turns(record.session_id):
         store.add_turn(turn)

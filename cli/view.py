@@ -1,0 +1,91 @@
+"""``agentrl view``: look at a run in a browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.arguments import RunDir, examples
+
+EXAMPLES = examples(
+    "agentrl view runs/20260101-120000-mixed",
+    "agentrl view runs/20260101-120000-mixed --out run.html",
+    "ssh -L 8721:127.0.0.1:8721 cluster agentrl view runs/20260101-120000-mixed",
+)
+
+
+def view(
+    run: RunDir,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            max=65535,
+            help="Port on 127.0.0.1; 0: any. Default: the first free one from 8721 on.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the page with all its rollouts to one file, and serve nothing.",
+            show_default=False,
+        ),
+    ] = None,
+    browser: Annotated[
+        bool, typer.Option("--open", help="Open the page in this machine's browser.")
+    ] = False,
+) -> None:
+    """Show the rollouts of a run, running or ended, in a browser; the run is only read.
+
+    The address works on this machine only, and only whole. ctrl-C ends it.
+    """
+    import asyncio
+    from contextlib import suppress
+
+    from runners.viewer.filters import ViewError
+
+    if out is not None:
+        if port is not None or browser:
+            raise ViewError("--port and --open are of a page that is served: drop them, or --out")
+        _write(run, out)
+        return
+    with suppress(KeyboardInterrupt):
+        asyncio.run(_serve(run, port, browser=browser))
+
+
+async def _serve(run: Path, port: int | None, *, browser: bool) -> None:
+    import asyncio
+    import webbrowser
+
+    from cli.invocation import stderr
+    from runners.viewer.server import ViewServer
+
+    async with ViewServer(run, port) as server:
+        typer.echo(server.url)
+        stderr().print("ctrl-C ends it", style="bright_black")
+        if browser:
+            await asyncio.to_thread(webbrowser.open, server.url)
+        await asyncio.Event().wait()
+
+
+def _write(run: Path, out: Path) -> None:
+    import tempfile
+
+    from runners.export import dump, html
+    from runners.export.decoding import find_decode
+    from runners.store.run_store import RunStore
+
+    with RunStore.open(run, read_only=True) as store:
+        try:
+            with tempfile.TemporaryDirectory(prefix=".view.", dir=out.parent) as folder:
+                decode = find_decode(store.config())
+                dump.dump(store, Path(folder), formats=("html",), decode=decode)
+                (Path(folder) / html.NAME).replace(out)
+        except OSError as error:
+            raise dump.to_dump_error(error, out) from error
+    typer.echo(out)

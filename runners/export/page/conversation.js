@@ -1,0 +1,58 @@
+"use strict";
+// The conversation of a chain, turn by turn.
+
+function head(turn) {
+  const about = [`${number(turn.prompt_tokens)} + ${turn.output_tokens} tokens`, `${fixed(turn.total_s)} s`, `version ${turn.weight_version}`];
+  if (turn.finish_reason !== "stop") about.push(`finish: ${turn.finish_reason}`);
+  if (turn.malformed_calls) about.push(`${turn.malformed_calls} malformed calls`);
+  const reward = open.turn_rewards?.[turn.index];
+  if (reward) about.push(`reward ${fixed(reward)}`);
+  if (turn.segment !== chain) about.push(`shared: trained in chain ${turn.segment}`);
+  return make("div", { class: "head" }, make("span", { class: "badge", "data-kind": turn.branch }, turn.branch),
+    link(state.place, { turn: turn.index, tab: tabName() }, { title: "link to this turn" }, `turn ${turn.index}`), about.join(" · "));
+}
+
+const wrap = (turn, ...inside) => make("section", { class: `turn ${turn.segment === chain ? "" : "shared"}`, id: `turn-${turn.index}` }, head(turn), ...inside);
+
+function call(one) {
+  const given = one?.function?.arguments;
+  const entries = given && typeof given === "object" ? Object.entries(given) : [["", given]];
+  return make("div", { class: "call" }, make("b", {}, asText(one?.function?.name ?? "?")),
+    make("dl", {}, entries.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, make("pre", { class: "may-clip" }, asText(value)))])));
+}
+
+function message(said) {
+  if (said === null || typeof said !== "object") return make("div", { class: "message" }, make("pre", {}, asText(said)));
+  const body = asText(said.content);
+  return make("div", { class: "message", "data-role": asText(said.role) }, make("div", { class: "who" }, asText(said.role), said.tool_call_id ? make("span", { class: "dim mono" }, asText(said.tool_call_id)) : null),
+    said.reasoning_content ? make("div", { class: "text thinking may-clip" }, asText(said.reasoning_content)) : null,
+    body ? make(said.role === "tool" ? "pre" : "div", { class: "text may-clip" }, body) : null,
+    Array.isArray(said.tool_calls) ? said.tool_calls.map(call) : null);
+}
+
+function conversation() {
+  const turns = path();
+  if (!turns.length) return [empty("No model call was made.")];
+  const parts = turns.map((turn) => wrap(turn, turn.sent.map(message), message(turn.reply)));
+  const words = (state.query.search ?? "").replace(/\b(said|tools|patch|tests):/g, "").match(/[\p{L}\p{N}]+/gu);
+  if (words) parts.forEach((part) => markWords(part, words));
+  return parts;
+}
+
+// Mark the words of the search: text nodes are split, nothing is parsed.
+function markWords(root, words) {
+  const pattern = new RegExp(words.map((word) => word).join("|"), "giu");
+  const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
+  const nodes = [];
+  while (walker.nextNode()) if (walker.currentNode.data.length < 100000 && !walker.currentNode.parentElement.closest(".head")) nodes.push(walker.currentNode);
+  for (const node of nodes) {
+    const parts = [];
+    let from = 0;
+    for (const found of node.data.matchAll(pattern)) {
+      if (parts.length > 400) break;
+      parts.push(node.data.slice(from, found.index), make("mark", {}, found[0]));
+      from = found.index + found[0].length;
+    }
+    if (parts.length) node.replaceWith(...parts, node.data.slice(from));
+  }
+}

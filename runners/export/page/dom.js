@@ -1,0 +1,56 @@
+"use strict";
+// Makes elements. The page only ever sets text: no string of a rollout is parsed as markup.
+
+const at = (id) => document.getElementById(id);
+const number = (value) => value.toLocaleString("en");
+const fixed = (value, digits = 2) => (value === null || value === undefined ? "–" : value.toFixed(digits));
+const signed = (value) => (value === null || value === undefined ? "–" : `${value > 0 ? "+" : ""}${value.toFixed(2)}`);
+const short = (value) => (value > 999999 ? `${(value / 1e6).toFixed(1)}M` : value > 9999 ? `${(value / 1e3).toFixed(0)}k` : number(value));
+
+function duration(seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  const whole = Math.round(seconds), two = (value) => String(value).padStart(2, "0");
+  return whole < 3600 ? `${Math.floor(whole / 60)}:${two(whole % 60)}` : `${Math.floor(whole / 3600)}:${two(Math.floor(whole / 60) % 60)}:${two(whole % 60)}`;
+}
+
+const SVG = ["svg", "rect", "line", "text", "g", "title"];
+
+function make(name, attributes = {}, ...children) {
+  const node = SVG.includes(name) ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
+    else if (key === "style") Object.entries(value).forEach(([property, is]) => node.style.setProperty(property, is));
+    else node.setAttribute(key, value === true ? "" : value);
+  }
+  node.append(...children.flat().filter((child) => child !== null && child !== undefined).map((child) => (child instanceof Node ? child : String(child))));
+  return node;
+}
+
+// Text of a message's content, of a call's argument, of anything in JSON.
+function asText(content) {
+  if (typeof content === "string") return content;
+  if (Array.isArray(content)) return content.map((part) => (typeof part === "string" ? part : part?.text ?? JSON.stringify(part))).join("\n");
+  return content === null || content === undefined ? "" : JSON.stringify(content, null, 2);
+}
+
+const verdictOf = (solved) => (solved === null || solved === undefined ? ["○", "none", "no grade"] : solved ? ["✓", "good", "solved"] : ["✗", "bad", "unsolved"]);
+
+function dots(kinds) {
+  const all = Object.entries(kinds).flatMap(([kind, count]) => Array(Math.min(count, 6)).fill(kind));
+  if (all.length < 2) return null;
+  return make("span", { class: "dots", title: Object.entries(kinds).map(([kind, count]) => `${count} ${kind}`).join(", ") },
+    all.map((kind) => make("i", { class: "dot", "data-kind": kind })));
+}
+
+// Let long blocks be opened, when they are in the document and have a height.
+function clip(root) {
+  for (const block of root.querySelectorAll(".may-clip")) {
+    if (block.scrollHeight < 420) continue;
+    block.classList.add("clip");
+    const more = make("button", { class: "more", onclick: () => { block.classList.remove("clip"); more.remove(); } }, "Show all");
+    block.after(more);
+  }
+}
+
+const empty = (text) => make("p", { class: "empty" }, text);

@@ -1,0 +1,108 @@
+"""What the page shows of one rollout, as JSON of a bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from runners.export.contract import Decode
+from runners.export.html import build_turn_graph
+from runners.trajectory.record import Segment, Turn
+from runners.trajectory.routing import RoutingError, RoutingShape, build_segment_routing
+from runners.viewer.filters import ViewError
+from runners.viewer.rollout_view import ViewedRollout
+
+TEXT = 100_000
+"""Characters of one text that are sent."""
+TOTAL = 16_000_000
+"""Characters of all texts of a rollout; when they are used up, ``LATER`` of each further one."""
+LATER = 500
+TOKENS = 4000
+"""Tokens of one answer, as the page draws at once (``tokens.js``)."""
+NOT_RECORDED, RECORDED, OTHER_WEIGHTS = range(3)
+"""What is known of a token's experts."""
+
+
+def build_document(view: ViewedRollout) -> dict[str, Any]:
+    """Return a rollout without its tokens; texts that are too long are cut, and say so."""
+    cutter = _Cutter()
+    document: dict[str, Any] = cutter.cut(build_turn_graph(view.exported, tokens=False))
+    return document | {"attempts": view.attempts}
+
+
+class _Cutter:
+    """Cuts the texts of one document."""
+
+    def __init__(self) -> None:
+        self._left = TOTAL
+
+    def cut(self, value: Any) -> Any:
+        """Return a JSON value with short texts; arrays of numpy stay as they are."""
+        if isinstance(value, str):
+            limit = TEXT if self._left > 0 else LATER
+            self._left -= min(len(value), limit)
+            if len(value) <= limit:
+                return value
+            rest = f"{len(value) - limit:,} more characters: agentrl rollouts RUN ROLLOUT --full"
+            return f"{value[:limit]}\n… {rest}"
+        if isinstance(value, dict):
+            return {key: self.cut(inner) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.cut(inner) for inner in value]
+        return value
+
+
+def build_tokens(
+    view: ViewedRollout, index: int, start: int, decode: Decode | None, shape: RoutingShape | None
+) -> dict[str, Any]:
+    """Return a page of a turn's tokens, those that it added, from the ``start``-th on.
+
+    ``logprobs`` are null for tokens that were not sampled, ``routed`` has a code for each token;
+    ``words`` has the text of each id. Raises ViewError for a turn that does not exist.
+    """
+    turns = view.exported.turns
+    if not 0 <= index < len(turns):
+        raise ViewError(f"{view.record.rollout_id} has no turn {index}: it has {len(turns)}")
+    turn = turns[index]
+    ids = np.concatenate([turn.prompt_new, turn.output_ids])
+    prompt = len(turn.prompt_new)
+    part = range(len(ids))[max(0, start) :][:TOKENS]
+    shown = ids[part.start : part.stop]
+    logprobs = [float(turn.output_logprobs[at - prompt]) if at >= prompt else None for at in part]
+    versions = turn.output_versions
+    routed = _routing_codes(view, turn, shape)
+    return {
+        "start": turn.prompt_kept + part.start,
+        "total": len(ids),
+        "ids": shown,
+        "words": None if decode is None else dict(_words(shown.tolist(), decode)),
+        "logprobs": logprobs,
+        "versions": [int(versions[at - prompt]) if at >= prompt else None for at in part],
+        "routed": None if routed is None else routed[part.start : part.stop],
+    }
+
+
+def _words(ids: list[int], decode: Decode) -> Iterator[tuple[str, str]]:
+    for token in sorted(set(ids)):
+        yield str(token), decode([token])
+
+
+def _routing_codes(view: ViewedRollout, turn: Turn, shape: RoutingShape | None) -> list[int] | None:
+    """Return what is known of the experts of each token that a turn added; None: of no turn."""
+    if shape is None:
+        return None
+    chain: Segment = next(each for each in view.exported.chains if each.index == turn.segment)
+    parts = view.exported.routing()
+    try:
+        routing = build_segment_routing(chain, parts, shape)
+    except RoutingError as error:
+        raise ViewError(f"the experts of this turn cannot be read: {error}") from error
+    codes = np.zeros(len(chain.tokens), np.int8)
+    for index in chain.turns:
+        if (part := parts.get(index)) is not None:
+            codes[part.start : part.start + len(part.experts)] = OTHER_WEIGHTS
+    codes[routing.valid] = RECORDED
+    end = turn.prompt_kept + len(turn.prompt_new) + len(turn.output_ids)
+    return [int(code) for code in codes[turn.prompt_kept : end]]

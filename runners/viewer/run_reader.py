@@ -1,0 +1,105 @@
+"""Answers the page's questions from one run's store; belongs to the thread that made it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from runners.export.contract import Decode
+from runners.export.decoding import find_decode
+from runners.store.run_store import RunStore
+from runners.viewer.filters import ViewError, parse_query
+from runners.viewer.listing import list_choices, list_groups, list_rollouts
+from runners.viewer.page_data import build_document, build_tokens
+from runners.viewer.rollout_view import ViewedRollout, open_rollout
+from runners.viewer.search_index import SearchIndex
+
+Given = Mapping[str, list[str]]
+"""The values of a request's query by name."""
+
+
+class RunReader:
+    """One run, opened to be read."""
+
+    def __init__(self, run_dir: Path) -> None:
+        """Open the run; raises StoreError."""
+        self._store = RunStore.open(run_dir, read_only=True)
+        self._run_dir = run_dir
+        self._decode: Decode | None = None
+        self._knows_decode = False
+        self._searchable = False
+        self._viewed: tuple[tuple[str, int | None, int], ViewedRollout] | None = None
+        """The rollout that was asked for last, whose tokens are asked for turn by turn."""
+        self._choices: tuple[int, dict[str, Any]] = (-1, {})
+
+    def read_run(self) -> dict[str, Any]:
+        """Return the run's name and state, the values that filters can have, and a number that
+        changes when the store does.
+        """
+        version = self._version()
+        if self._choices[0] != version:
+            self._choices = version, list_choices(self._store)
+        return {
+            "name": self._run_dir.resolve().name,
+            "state": self._store.state().state,
+            "version": version,
+            "choices": self._choices[1],
+        }
+
+    def read_groups(self) -> dict[str, Any]:
+        """Return the groups of each step."""
+        return {"groups": list_groups(self._store)}
+
+    def read_list(self, given: Given) -> dict[str, Any]:
+        """Return a page of rollouts; raises ViewError."""
+        names = {name: values for name, values in given.items() if name not in ("offset", "limit")}
+        query = parse_query(names)
+        if query.search and not self._searchable:
+            SearchIndex(self._run_dir).attach(self._store)
+            self._searchable = True
+        listing = list_rollouts(
+            self._store, query, _number(given, "offset", 0), _number(given, "limit", 100)
+        )
+        return {"rows": listing.rows, "sums": listing.sums}
+
+    def read_rollout(self, rollout_id: str, given: Given) -> dict[str, Any]:
+        """Return one rollout without its tokens; raises ViewError."""
+        return build_document(self._view(rollout_id, given))
+
+    def read_tokens(self, rollout_id: str, given: Given) -> dict[str, Any]:
+        """Return a page of the tokens of one turn; raises ViewError."""
+        if not self._knows_decode:
+            self._decode, self._knows_decode = find_decode(self._store.config()), True
+        return build_tokens(
+            self._view(rollout_id, given),
+            _number(given, "turn", 0) or 0,
+            _number(given, "from", 0) or 0,
+            self._decode,
+            self._store.routing_shape(),
+        )
+
+    def close(self) -> None:
+        """Close the store."""
+        self._store.close()
+
+    def _view(self, rollout_id: str, given: Given) -> ViewedRollout:
+        attempt = _number(given, "attempt", None)
+        key = rollout_id, attempt, self._version()
+        if self._viewed is None or self._viewed[0] != key:
+            self._viewed = key, open_rollout(self._store, rollout_id, attempt)
+        return self._viewed[1]
+
+    def _version(self) -> int:
+        version: int = self._store.query("PRAGMA main.data_version")[0][0]
+        return version
+
+
+def _number(given: Given, name: str, missing: int | None) -> Any:
+    """Return a whole number of a request, from 0 to 10⁹; raises ViewError."""
+    text = next(iter(given.get(name, ())), "")
+    if not text:
+        return missing
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise ViewError(f"{name} {text}: give a whole number")
+    return int(text)

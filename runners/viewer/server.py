@@ -1,0 +1,228 @@
+"""Serves the page and its data on the loopback interface, for the one who started it.
+
+Other users of the machine can connect to the port, and so can pages in the user's own browser. So
+every address begins with a secret that only the user can read, requests that name another host (DNS
+rebinding) or come from another site are refused, and the page's policy lets only the page's own
+scripts run. Only GET and HEAD exist: nothing can be changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import os
+import secrets
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from conf.cache import cache_root
+from conf.errors import AgentrlError, error_text
+from runners.export.page_assets import STYLE, build_served_page, read_asset, script_names
+from runners.store.json_text import dumps
+from runners.viewer.filters import ViewError
+from runners.viewer.run_reader import RunReader
+from runners.viewer.search_index import Progress, SearchIndex
+
+HOST = "127.0.0.1"
+PORTS = range(8721, 8741)
+"""Tried in order, so that an address stays the same from one start to the next."""
+INDEX_S = 2.0
+"""Pause before the index is brought up to date again."""
+_HOSTS = frozenset({"127.0.0.1", "localhost", "[::1]"})
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class _Stopped(Exception):
+    """The server ends while the index is being brought up to date."""
+
+
+class ViewServer:
+    """One run's page; an async context manager that serves while it is entered."""
+
+    def __init__(self, run_dir: Path, port: int | None = None) -> None:
+        """``port``: None: the first of ``PORTS`` that is free; 0: any."""
+        self.url = ""
+        """The page's address, once entered."""
+        self._run_dir = run_dir
+        self._ports = PORTS if port is None else range(port, port + 1)
+        self._thread = ThreadPoolExecutor(1, "view")  # a store belongs to the thread that opened it
+        self._stopping = threading.Event()
+        self._search = ""
+
+    async def __aenter__(self) -> ViewServer:
+        """Open the run and listen; raises StoreError and ViewError."""
+        token = await asyncio.to_thread(load_token)
+        self._reader = await self._call(RunReader, self._run_dir)
+        runner = web.AppRunner(self._make_app(token), access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        self._runner = runner
+        port = await self._listen()
+        self.url = f"http://{HOST}:{port}/{token}/"
+        self._indexing = asyncio.create_task(self._keep_index())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._indexing.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._indexing
+        await self._runner.cleanup()
+        await self._call(self._reader.close)
+        self._thread.shutdown()
+
+    async def _call(self, function: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+
+    async def _listen(self) -> int:
+        for port in self._ports:
+            with suppress(OSError):
+                site = web.TCPSite(self._runner, HOST, port)
+                await site.start()
+                return int(self._runner.addresses[0][1])
+        first, last = self._ports[0], self._ports[-1]
+        raise ViewError(
+            f"no port from {first} to {last} is free on {HOST}: choose another --port, 0 for any"
+        )
+
+    def _make_app(self, token: str) -> web.Application:
+        app = web.Application(middlewares=[check_requests(token)])
+        page = build_served_page(self._run_dir.resolve().name)
+        app.router.add_get("/{token}/", _text("text/html", page))
+        app.router.add_get(f"/{{token}}/{STYLE}", _text("text/css", read_asset(STYLE)))
+        for name in script_names("source_server"):
+            app.router.add_get(f"/{{token}}/{name}", _text("text/javascript", read_asset(name)))
+        app.router.add_get("/{token}/api/run", self._answer(self._read_run))
+        app.router.add_get(
+            "/{token}/api/groups", self._answer(lambda _, __: self._reader.read_groups())
+        )
+        app.router.add_get(
+            "/{token}/api/rollouts", self._answer(lambda _, given: self._reader.read_list(given))
+        )
+        app.router.add_get(
+            "/{token}/api/rollouts/{id}",
+            self._answer(lambda id, given: self._reader.read_rollout(id, given)),
+        )
+        app.router.add_get(
+            "/{token}/api/rollouts/{id}/tokens",
+            self._answer(lambda id, given: self._reader.read_tokens(id, given)),
+        )
+        return app
+
+    def _read_run(self, _: str, __: Any) -> dict[str, Any]:
+        return {**self._reader.read_run(), "search": self._search}
+
+    def _answer(self, read: Callable[[str, dict[str, list[str]]], dict[str, Any]]) -> Handler:
+        """Return a handler that answers with what ``read`` returns in the store's thread."""
+
+        async def handle(request: web.Request) -> web.Response:
+            given = {name: request.query.getall(name) for name in request.query}
+            try:
+                body = await self._call(
+                    lambda: dumps(read(request.match_info.get("id", ""), given))
+                )
+            except AgentrlError as error:
+                return _refuse(400, error_text(error))
+            except Exception as error:  # the top of a request
+                return _refuse(500, f"unexpected {type(error).__name__}: {error_text(error)}")
+            response = web.Response(text=body, content_type="application/json")
+            response.enable_compression()
+            return response
+
+        return handle
+
+    async def _keep_index(self) -> None:
+        while True:
+            try:
+                await asyncio.to_thread(lambda: SearchIndex(self._run_dir).update(self._show))
+                self._search = ""
+            except _Stopped:
+                return
+            except AgentrlError as error:
+                self._search = f"no search: {error_text(error)}"
+            await asyncio.sleep(INDEX_S)
+
+    def _show(self, progress: Progress) -> None:
+        if self._stopping.is_set():
+            raise _Stopped
+        if progress.done < progress.total:
+            self._search = f"reading texts: {100 * progress.done // progress.total} %"
+
+
+def load_token() -> str:
+    """Return the secret of this user's addresses, kept so that links stay; raises ViewError."""
+    path = cache_root() / "viewer" / "token"
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with os.fdopen(handle, "w") as file:
+                file.write(secrets.token_urlsafe(18))
+        token = path.read_text("ascii").strip()
+        if len(token) < 20 or path.stat().st_mode & 0o077:
+            raise ViewError(f"{path} is no secret: delete it, then retry")
+    except (OSError, ValueError) as error:
+        raise ViewError(
+            f"{path} cannot be used ({error}): set XDG_CACHE_HOME to another directory"
+        ) from error
+    return token
+
+
+def check_requests(token: str) -> Any:
+    """Return the check of every request, which also sets the headers of every answer."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        refusal = _find_refusal(request, token)
+        try:
+            response = refusal or await handler(request)
+        except web.HTTPException as error:
+            response = _refuse(error.status, error.reason)
+        response.headers.update(_HEADERS)
+        return response
+
+    return check
+
+
+def _find_refusal(request: web.Request, token: str) -> web.Response | None:
+    name = request.headers.get("Host", "").lower()
+    host = (
+        name[: name.index("]") + 1]
+        if name.startswith("[") and "]" in name
+        else name.partition(":")[0]
+    )
+    if host not in _HOSTS:
+        return _refuse(403, "this page is served to this machine only")
+    given = request.path.split("/")[1]
+    if not hmac.compare_digest(given.encode(), token.encode()):
+        return _refuse(403, "open the whole address that `agentrl view` printed")
+    site = request.headers.get("Sec-Fetch-Site", "none")
+    if site not in ("none", "same-origin") and request.headers.get("Sec-Fetch-Mode") != "navigate":
+        return _refuse(403, "this page is for no other site")
+    return None
+
+
+def _refuse(status: int, reason: str) -> web.Response:
+    return web.json_response({"error": reason}, status=status)
+
+
+def _text(kind: str, text: str) -> Handler:
+    async def handle(_: web.Request) -> web.Response:
+        return web.Response(text=text, content_type=kind, charset="utf-8")
+
+    return handle

@@ -1,0 +1,238 @@
+"""The page in a real browser: search, filters, links, keys, side by side, and a hostile policy."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runners.export.dump import dump
+from runners.export.html import NAME
+from runners.store.run_store import RunStore
+from runners.viewer.server import ViewServer
+from tests.fakes.browser import Browser, needs_chromium, start_browser
+from tests.fakes.records import a_rollout, a_turn, branched_turns
+
+pytestmark = needs_chromium
+HOSTILE = (
+    "</script><script>window.owned = 1</script><img src=x onerror='window.owned = 2'>"
+    "\"'><svg onload=window.owned=3> javascript:alert(1) {{rows}} {{scripts}} \u202e\x00"
+)
+BRANCHED = "train-000002-000-00"
+
+
+@pytest.fixture
+async def browser(tmp_path: Path) -> AsyncIterator[Browser]:
+    async with start_browser(tmp_path) as browser:
+        yield browser
+        assert browser.complaints == []
+
+
+async def rows(browser: Browser, count: int) -> list[str]:
+    """Wait until the list has so many lines, and return the ids of their rollouts."""
+    drawn = "document.querySelectorAll('#spacer .row .task').length"
+    await browser.until(f"{drawn} === {count} && list.total === {count}")
+    ids = await browser.run(
+        "[...document.querySelectorAll('#spacer .row')].map((row) => row.id.slice(4))"
+    )
+    return [str(each) for each in ids]
+
+
+async def test_a_person_finds_the_test_that_failed(browser: Browser, run_dir: Path) -> None:
+    async with ViewServer(run_dir, 0) as server:
+        await browser.open(server.url)
+        assert len(await rows(browser, 6)) == 6
+        await browser.until("at('reach').textContent === ''")  # the index is complete
+        await browser.press("/")
+        await browser.write("KeyError")
+        assert await rows(browser, 1) == ["eval-000001-003-00"]
+        await browser.press("Enter")
+        await browser.press("j")
+        await browser.until("document.querySelector('#tab details pre') !== null")
+        assert "✗ test_sum" in await browser.text("#tab")
+        assert "KeyError: 'grape'" in await browser.text("#tab details pre")
+        await browser.press("x")
+        await rows(browser, 6)
+
+
+async def test_every_view_has_a_link_that_works(browser: Browser, run_dir: Path) -> None:
+    async with ViewServer(run_dir, 0) as server:
+        await browser.open(f"{server.url}#{BRANCHED}?chain=2&turn=3&only=train&kind=subagent")
+        await browser.until("document.querySelector('#turn-3.wanted') !== null")
+        assert await rows(browser, 1) == [BRANCHED]
+        await browser.press("3")
+        assert "return cloud(apple)" in await browser.text("#tab .diff")
+        assert await browser.run("document.querySelectorAll('.diff .keyword').length") == 1
+        shown = str(await browser.run("location.href"))
+        await browser.open(shown)
+        assert "return cloud(apple)" in await browser.text("#tab .diff")
+        await browser.run(
+            "history.pushState(null, '', '#group:train-1-0'), state = readAddress(), render()"
+        )
+        await browser.until("document.querySelectorAll('tbody tr').length === 4")
+        await browser.open(f"{server.url}#nothing-of-that-name")
+        await browser.until("document.body.innerText.includes('there is no rollout')")
+        await browser.open(f"{server.url}#%E0%A4%A?sort=none")
+        await browser.until("document.body.innerText.includes('choose one of run, task')")
+        browser.complaints.clear()  # the browser tells of answers with status 400
+
+
+async def test_two_rollouts_of_a_group_are_seen_where_they_part(
+    browser: Browser, run_dir: Path
+) -> None:
+    with RunStore.open(run_dir) as store:
+        for member, word in ((1, "left"), (2, "right")):
+            record = a_rollout(f"train-000003-000-0{member}", solved=member == 1)
+            store.add_session(record.session_id, {})
+            store.add_turn(a_turn(record.session_id, 0))
+            said = {"role": "assistant", "content": f"I go {word}."}
+            store.add_turn(a_turn(record.session_id, 1, reply=said))
+            store.put_rollout(record)
+    async with ViewServer(run_dir, 0) as server:
+        await browser.open(f"{server.url}#train-000003-000-01")
+        await browser.until("document.querySelector('#tab .message') !== null")
+        await browser.press("c")
+        await browser.until("document.querySelector('.columns') !== null")
+        assert "They part at message 5" in await browser.text("#part")
+        marks = await browser.run(
+            "[...document.querySelectorAll('#part mark')].map((m) => m.innerText)"
+        )
+        assert marks == ["left.", "right."]
+        assert "4 messages" in await browser.text("#main details summary")
+        await browser.press("u")
+        await browser.until("document.querySelector('#tab') !== null")
+
+
+async def test_tokens_have_probability_mask_and_version(browser: Browser, run_dir: Path) -> None:
+    async with ViewServer(run_dir, 0) as server:
+        await browser.open(f"{server.url}#train-000001-00-00?tab=Tokens")
+        await browser.until("document.querySelectorAll('.tokens .sampled').length === 4")
+        await browser.run("document.querySelector('.tokens .sampled').click()")
+        detail = await browser.text("#detail")
+        assert "position 3 · id 100 · logprob -0.250 · p 0.779 · version 3 · mask 1" in detail
+        for colour in ("mask", "advantage", "version", "routing"):
+            await browser.run(f"go({{ view: {{ colour: '{colour}' }} }})")
+            await browser.until(
+                f"document.querySelector('.tokens[data-colour={colour}] span[data-n]') !== null"
+            )
+
+
+async def test_only_the_lines_that_are_seen_exist(browser: Browser, tmp_path: Path) -> None:
+    with RunStore.create(tmp_path / "many", {}) as store:
+        for number in range(700):
+            store.put_rollout(a_rollout(f"train-{number // 8:06}-000-{number % 8:02}"))
+    async with ViewServer(tmp_path / "many", 0) as server:
+        await browser.open(server.url)
+        await browser.until("list.total === 700")
+        await browser.run("at('list').scrollTop = at('list').scrollHeight")
+        await browser.until("document.querySelector('#row-train-000087-000-03') !== null")
+        assert int(await browser.run("document.querySelectorAll('#spacer .row').length")) < 60
+
+
+async def test_a_phone_shows_the_list_or_the_rollout(browser: Browser, run_dir: Path) -> None:
+    async with ViewServer(run_dir, 0) as server:
+        await browser.show_as(390, 844, dark=True)
+        await browser.open(server.url)
+        await rows(browser, 6)
+        await browser.run("document.querySelector('#spacer .row').click()")
+        await browser.until("document.querySelector('#tab .message') !== null")
+        assert await browser.run("document.querySelector('aside').offsetWidth") == 0
+        assert await browser.run("document.documentElement.scrollWidth") == 390
+        await browser.run("document.querySelector('.back').click()")
+        await browser.until("document.querySelector('aside').offsetWidth === 390")
+
+
+def write_hostile(run_dir: Path) -> None:
+    """Write a run in which everything that a policy decides is hostile."""
+    with RunStore.create(run_dir, {}) as store:
+        record = a_rollout(
+            task_id=HOSTILE,
+            patch=f"diff --git {HOSTILE}\n+++ b/{HOSTILE}\n@@ -1 +1 @@ {HOSTILE}\n+{HOSTILE}\n",
+            verdict={
+                "reason": HOSTILE,
+                "tests": {HOSTILE: [HOSTILE]},
+                "log": HOSTILE,
+                HOSTILE: HOSTILE,
+            },
+            final_message=HOSTILE,
+            turns=8,
+        )
+        store.add_session(record.session_id, {})
+        call = {"type": "function", "function": {"name": HOSTILE, "arguments": {HOSTILE: HOSTILE}}}
+        said = {"role": HOSTILE, "content": HOSTILE, "reasoning_content": HOSTILE}
+        for turn in branched_turns(record.session_id):
+            odd = {
+                "messages": [
+                    said,
+                    {
+                        "role": "tool",
+                        "tool_call_id": HOSTILE,
+                        "content": [HOSTILE, {"text": HOSTILE}],
+                    },
+                ]
+            }
+            reply = {"role": "assistant", "content": HOSTILE, "tool_calls": [call, {}]}
+            store.add_turn(
+                replace(turn, request=odd, reply=reply, break_reason=HOSTILE, thread=turn.thread)
+            )
+        store.put_rollout(record)
+
+
+@pytest.mark.parametrize("served", [True, False])
+async def test_nothing_that_a_policy_wrote_runs(
+    browser: Browser, tmp_path: Path, served: bool
+) -> None:
+    run_dir = tmp_path / "<b>hostile" / "run {{scripts}}"
+    write_hostile(run_dir)
+    if served:
+        async with ViewServer(run_dir, 0) as server:
+            await look_at_everything(browser, server.url)
+    else:
+        with RunStore.open(run_dir) as store:
+            dump(store, tmp_path, formats=("html",), decode=lambda ids: HOSTILE)
+        await look_at_everything(browser, (tmp_path / NAME).as_uri())
+
+
+async def look_at_everything(browser: Browser, address: str) -> None:
+    """Open every view of the hostile rollout."""
+    await browser.open(address)
+    await rows(browser, 1)
+    place = "train-000001-00-00"
+    for tab in ("Conversation", "Tokens", "Patch", "Tests", "Record"):
+        await browser.run(f"go({{ place: '{place}', view: {{ tab: '{tab}', chain: 1 }} }})")
+        await browser.until(
+            "document.querySelector('#tab').innerText.includes('owned') || tabName() === 'Tokens'"
+        )
+    await browser.run(f"go({{ place: '{place}', view: {{ with: '{place}', tab: null }} }})")
+    await browser.until("document.querySelector('.columns') !== null")
+    await browser.run("go({ place: 'group:train-1-0', query: { search: 'owned' } })")
+    await browser.until("document.querySelector('#spacer .row .hit') !== null")
+    await browser.run("go({ place: '', query: {} })")
+    await browser.until("document.querySelector('.square') !== null")
+    assert await browser.run("window.owned === undefined")
+    assert (
+        await browser.run("document.querySelectorAll('img, #main svg[onload], iframe').length") == 0
+    )
+    foreign = [each for each in browser.requests if not each.startswith((address[:17], "about:"))]
+    assert foreign == []
+
+
+async def test_the_file_has_the_same_views_without_a_server(
+    browser: Browser, run_dir: Path, tmp_path: Path
+) -> None:
+    with RunStore.open(run_dir, read_only=True) as store:
+        dump(store, tmp_path, formats=("html",), decode=lambda ids: f"w{[*ids]} ")
+    await browser.open((tmp_path / NAME).as_uri())
+    await rows(browser, 6)
+    await browser.press("/")
+    await browser.write("tests:KeyError")
+    assert await rows(browser, 1) == ["eval-000001-003-00"]
+    await browser.run("go({ query: { only: ['train', 'solved'], sort: '-tokens' } })")
+    assert (await rows(browser, 3))[0] == BRANCHED
+    await browser.run(f"go({{ place: '{BRANCHED}', view: {{ tab: 'Tokens' }} }})")
+    await browser.until("document.querySelectorAll('.tokens .sampled').length > 2")
+    assert "w[51]" in await browser.text("#tab .tokens")
+    await browser.run("go({ place: 'group:train-1-0' })")
+    await browser.until("document.querySelectorAll('tbody tr').length === 4")

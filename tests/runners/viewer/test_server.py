@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import asyncio
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import numpy as np
+import pytest
+
+from runners.store.run_store import RunStore
+from runners.trajectory.routing import build_turn_routing
+from runners.viewer.filters import ViewError
+from runners.viewer.page_data import LATER, TEXT, TOTAL, _Cutter
+from runners.viewer.server import ViewServer, load_token
+from tests.fakes.records import a_rollout, a_turn, write_session
+from tests.runners.viewer.conftest import add_branched
+
+BRANCHED = "train-000002-000-00"
+
+
+@pytest.fixture
+async def server(run_dir: Path) -> AsyncIterator[ViewServer]:
+    async with ViewServer(run_dir, 0) as server:
+        yield server
+
+
+async def get(server: ViewServer, path: str, **options: Any) -> tuple[int, Any]:
+    """Return status and JSON of an answer."""
+    async with (
+        aiohttp.ClientSession() as client,
+        client.request(options.pop("method", "GET"), f"{server.url}{path}", **options) as response,
+    ):
+        return response.status, await response.json(content_type=None)
+
+
+async def test_it_listens_on_loopback_only_and_under_a_secret(server: ViewServer) -> None:
+    address = urlsplit(server.url)
+    assert address.hostname == "127.0.0.1"
+    assert (await get(server, "api/run"))[0] == 200
+    async with aiohttp.ClientSession() as client:
+        for path in ("/", "/api/run", "/wrong/api/run", "/wrong/"):
+            async with client.get(f"http://{address.netloc}{path}") as response:
+                assert response.status == 403, path
+
+
+async def test_the_secret_is_for_its_user_and_stays(run_dir: Path, cache: Path) -> None:
+    token = load_token()
+    path = cache / "agentrl" / "viewer" / "token"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert load_token() == token
+    path.chmod(0o644)
+    with pytest.raises(ViewError, match="delete it"):
+        load_token()
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "evil.example:8721", ""]
+)
+async def test_a_name_that_was_bound_to_this_machine_is_refused(
+    server: ViewServer, host: str
+) -> None:
+    status, body = await get(server, "api/run", headers={"Host": host})
+    assert (status, list(body)) == (403, ["error"])
+    status, _ = await get(server, "api/run", headers={"Host": "localhost:9999"})
+    assert status == 200, "a tunnel of ssh has another port"
+
+
+async def test_other_sites_are_refused(server: ViewServer) -> None:
+    cross = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}
+    assert (await get(server, "api/run", headers=cross))[0] == 403
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
+async def test_nothing_can_be_changed(server: ViewServer, method: str) -> None:
+    assert (await get(server, "api/run", method=method))[0] == 405
+
+
+@pytest.mark.parametrize(
+    "path", ["..%2f..%2fetc%2fpasswd", "page%2fpage.js", "store.sqlite", "api/rollouts/..%2f..%2fx"]
+)
+async def test_no_path_leads_out_of_the_page(server: ViewServer, path: str) -> None:
+    status, body = await get(server, path)
+    assert status in (400, 404)
+    assert list(body) == ["error"]
+
+
+async def test_every_answer_has_a_policy_without_inline_scripts(server: ViewServer) -> None:
+    async with aiohttp.ClientSession() as client:
+        for path in ("", "page.css", "main.js", "api/run", "missing"):
+            async with client.get(f"{server.url}{path}") as response:
+                policy = response.headers["Content-Security-Policy"]
+                assert "default-src 'none'" in policy
+                assert "unsafe" not in policy
+                assert response.headers["X-Content-Type-Options"] == "nosniff"
+
+
+async def test_lists_have_pages_and_unknown_filters_are_errors(server: ViewServer) -> None:
+    _, first = await get(server, "api/rollouts", params={"limit": "2"})
+    _, second = await get(server, "api/rollouts", params={"limit": "2", "offset": "2"})
+    assert [len(first["rows"]), first["sums"]["rollouts"]] == [2, 6]
+    assert not {row["rollout_id"] for row in first["rows"]} & {
+        row["rollout_id"] for row in second["rows"]
+    }
+    for wrong in ({"limit": "-1"}, {"limit": "x"}, {"only": "al"}, {"colour": "red"}):
+        status, body = await get(server, "api/rollouts", params=wrong)
+        assert (status, list(body)) == (400, ["error"])
+
+
+async def test_a_rollout_has_its_attempts_and_its_tokens(server: ViewServer) -> None:
+    _, whole = await get(server, "api/rollouts/train-000001-00-02")
+    assert [each["code"] for each in whole["attempts"]] == ["infra.sandbox_lost", "policy.finished"]
+    assert (whole["attempt"], whole["turns"][0].get("output_ids")) == (1, None)
+    _, lost = await get(server, "api/rollouts/train-000001-00-02", params={"attempt": "0"})
+    assert lost["outcome"]["code"] == "infra.sandbox_lost"
+    _, page = await get(server, "api/rollouts/train-000001-00-02/tokens", params={"turn": "1"})
+    assert (page["start"], page["ids"], page["total"]) == (5, [4, 5, 101, 7], 4)
+    assert page["logprobs"] == pytest.approx([None, None, -0.25, -0.1])
+    assert (page["versions"], page["routed"]) == ([None, None, 3, 3], None)
+    for wrong in ("api/rollouts/none", "api/rollouts/train-000001-00-02/tokens?turn=9"):
+        assert (await get(server, wrong))[0] == 400
+
+
+async def test_tokens_say_whether_their_experts_were_recorded(run_dir: Path) -> None:
+    from runners.trajectory.routing import RoutingShape
+
+    shape = RoutingShape(1, 1, 4, routed=(0,))
+    turn = a_turn("train-000003-000-00-a0")
+    path = np.concatenate([turn.prompt_new, turn.output_ids])
+    routing = build_turn_routing(np.zeros(4, np.int32), path, 0, shape, turn.weight_version)
+    with RunStore.open(run_dir) as store:
+        store.add_session(turn.session_id, {})
+        store.add_turn(turn, routing)
+        store.put_rollout(a_rollout("train-000003-000-00"))
+    async with ViewServer(run_dir, 0) as server:
+        _, page = await get(server, "api/rollouts/train-000003-000-00/tokens?turn=0")
+    assert page["routed"] == [1, 1, 1, 1, 0], "the last token never went through the model"
+
+
+async def test_a_run_that_goes_on_is_seen(server: ViewServer, run_dir: Path) -> None:
+    _, before = await get(server, "api/run")
+    assert (await get(server, "api/run"))[1]["version"] == before["version"]
+    with RunStore.open(run_dir) as store:
+        add_branched(store, "train-000002-000-01")
+        write_session(store, "train-000002-000-02-a0", 1)
+    _, after = await get(server, "api/run")
+    assert after["version"] != before["version"]
+    assert after["choices"]["step"]["2"] == before["choices"]["step"]["2"] + 1
+    async with asyncio.timeout(60):
+        while not (await get(server, "api/rollouts", params={"search": "explorer"}))[1]["rows"]:
+            await asyncio.sleep(0.1)
+
+
+async def test_a_port_that_is_taken_is_an_error(server: ViewServer, run_dir: Path) -> None:
+    port = urlsplit(server.url).port
+    with pytest.raises(ViewError, match="--port"):
+        async with ViewServer(run_dir, port):
+            pass
+
+
+def test_long_texts_are_cut_and_say_so() -> None:
+    cutter = _Cutter()
+    first, last = cutter.cut([{"a": "x" * (TEXT + 5)}, 3])
+    assert first["a"].startswith("x" * TEXT + "\n… 5 more characters")
+    assert last == 3
+    for _ in range(TOTAL // TEXT):
+        cutter.cut("x" * TEXT)
+    assert cutter.cut("y" * 1000).startswith("y" * LATER + "\n…")
