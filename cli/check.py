@@ -238,13 +238,13 @@ def _show_engine(results: list[CheckResult]) -> None:
 def _show(config: Config, found: AgentTurn, sets: Reports) -> None:
     from rich.table import Table
 
+    from conf.sections.cluster_model import ClusterModel
     from conf.sections.harness import name_program
-    from conf.sections.moe import MoeModel
 
     table = Table.grid(padding=(0, 2))
     for use, number in count_sets(sets):
         table.add_row(use, number)
-    if isinstance(config.model, MoeModel) and config.model.path is not None:
+    if isinstance(config.model, ClusterModel) and config.model.path is not None:
         table.add_row("checkpoint", f"its config.json agrees with model={config.model.kind}")
     version = found.result.facts.get("version")
     table.add_row("agent program", f"{name_program(config.harness)} {version or ''}".strip())

@@ -19,6 +19,7 @@ INERT: dict[str, dict[str, str]] = {
     "local": {
         "model.stop_token_ids": "only trainer=slime gives them to engines",
         "model.parsers.": "only trainer=slime starts engines with them",
+        "model.config": "only trainer=slime reads the architecture before the start",
         "model.architecture.": "only trainer=slime takes it from here, others read config.json",
         "model.layout.": "only trainer=slime spreads a model over GPUs",
     },

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from conf.suggestions import suggest
-from launch.architecture import Arguments
+from launch.megatron_arguments import Arguments
 
 TABLE = Path(__file__).with_name("slime_flags.json")
 _SECRET = re.compile(r"(^|-)(password|secret|wandb-key|api-keys?)$")

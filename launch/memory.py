@@ -34,11 +34,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from conf.sections.architecture import HybridAttention, LatentAttention
 from conf.sections.kubernetes import KubernetesLaunchConfig
 from conf.sections.launch import LaunchConfig
-from conf.sections.moe import HybridAttention, LatentAttention
 from conf.sections.slurm import SlurmLaunchConfig
-from launch.architecture import Parameters, count_parameters
+from launch.parameters import Parameters, count_parameters
 from launch.topology import ClusterJob, Topology
 
 GIB = float(1 << 30)
@@ -204,12 +204,13 @@ def _find_longest_sample(job: ClusterJob, topology: Topology) -> int:
 
 def _stage_parameters(job: ClusterJob, topology: Topology, stage: int) -> tuple[float, float]:
     """Return a rank's dense and routed parameters in a pipeline stage."""
-    each, experts = count_parameters(job.model.architecture), job.model.architecture.experts
+    each = count_parameters(job.architecture)
     layers = topology.stage_layers[stage]
-    dense_layers = max(0, min(layers, experts.dense_layers - sum(topology.stage_layers[:stage])))
+    dense_layers = max(0, min(layers, each.dense_layers - sum(topology.stage_layers[:stage])))
     routed_layers = layers - dense_layers
     dense = layers * each.attention + dense_layers * each.dense + routed_layers * each.shared
-    dense += each.embedding * ((stage == 0) + (stage == topology.pipeline - 1))
+    ends = (stage == 0) + (stage == topology.pipeline - 1)
+    dense += each.embedding * min(ends, each.matrices)  # Tied stages have a copy each.
     routed = routed_layers * each.routed
     return dense / topology.tensor, routed / (topology.expert * topology.expert_tensor)
 
@@ -226,20 +227,20 @@ def _optimizer_bytes(job: ClusterJob, topology: Topology) -> float:
 
 
 def _activations(job: ClusterJob, topology: Topology, tokens: int) -> float:
-    a = job.model.architecture
+    a = job.architecture
     local = tokens / topology.tensor
     kept_bytes = 2 if job.trainer.recompute == "full" else 34
     inputs = kept_bytes * local * a.hidden * max(topology.stage_layers) * topology.pipeline
-    return inputs + 2 * (_attention_work(job) * local + _expert_work(job) * local)
+    return inputs + 2 * (_attention_work(job) * local + _feed_forward_work(job) * local)
 
 
 def _attention_work(job: ClusterJob) -> float:
     """Return the activations of attention's forward pass, in bytes per token."""
-    a = job.model.architecture
+    a = job.architecture
     match a.attention:
         case LatentAttention() as latent:
             head = 2 * (latent.nope_dim + latent.rope_dim) + 2 * latent.value_dim
-            width = latent.heads * head + latent.q_rank + latent.kv_rank
+            width = latent.heads * head + (latent.q_rank or 0) + latent.kv_rank
         case HybridAttention() as hybrid:
             keys, values = hybrid.linear_key_heads, hybrid.linear_value_heads
             width = hybrid.linear_head_dim * (2 * keys + 3 * values) * 2  # float32 states
@@ -248,15 +249,17 @@ def _attention_work(job: ClusterJob) -> float:
     return 2.0 * (width + 2 * a.hidden)
 
 
-def _expert_work(job: ClusterJob) -> float:
-    """Return the activations of the experts' forward pass, in bytes per token."""
-    a, experts = job.model.architecture, job.model.architecture.experts
+def _feed_forward_work(job: ClusterJob) -> float:
+    """Return the activations of the feed-forward layer's forward pass, in bytes per token."""
+    a, experts = job.architecture, job.architecture.experts
+    if experts is None:
+        return 6.0 * (a.dense_ffn or 0)
     copies = experts.top_k * EXPERT_IMBALANCE * (2 * a.hidden + 3 * experts.ffn)
     return 2.0 * (copies + 3 * max(experts.shared_ffn, a.dense_ffn or 0))
 
 
 def _logits(job: ClusterJob, topology: Topology, tokens: int) -> float:
-    vocabulary = job.model.architecture.vocabulary / topology.tensor
+    vocabulary = job.architecture.vocabulary / topology.tensor
     chunk = 8 * min(tokens, job.trainer.logits_chunk) * vocabulary
     return _LOGITS_BYTES * tokens * vocabulary + chunk
 
@@ -278,11 +281,12 @@ def _estimate_sampling(job: ClusterJob, topology: Topology) -> tuple[Phase, int]
 
 
 def _engine_bytes(job: ClusterJob, topology: Topology) -> float:
-    a = job.model.architecture
+    a = job.architecture
     each: Parameters = count_parameters(a)
-    dense_layers = a.experts.dense_layers
+    dense_layers = each.dense_layers
     routed_layers = a.layers - dense_layers
-    attention = (a.layers * each.attention + 2 * each.embedding) / topology.engine_tensor
+    whole = a.layers * each.attention + each.matrices * each.embedding
+    attention = whole / topology.engine_tensor
     # With dp-attention, dense layers are replicated (--sglang-moe-dense-tp-size 1).
     dense_shards = 1 if topology.engine_data > 1 else topology.engine_gpus
     dense = (dense_layers * each.dense + routed_layers * each.shared) / dense_shards
@@ -291,7 +295,7 @@ def _engine_bytes(job: ClusterJob, topology: Topology) -> float:
 
 def _cache_bytes(job: ClusterJob, topology: Topology) -> float:
     """Return the size of one token in the KV cache of one GPU, in bytes."""
-    a = job.model.architecture
+    a = job.architecture
     match a.attention:
         case LatentAttention() as latent:
             return 2.0 * a.layers * (latent.kv_rank + latent.rope_dim)  # not sharded

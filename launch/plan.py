@@ -10,9 +10,10 @@ from conf.key_numbers import find_key_numbers
 from conf.schema import Config
 from conf.sections.kubernetes import KubernetesLaunchConfig
 from launch import flags
-from launch.architecture import Arguments, total_parameters
 from launch.environment import job_environment, secret_names
+from launch.megatron_arguments import Arguments
 from launch.memory import MemoryPlan, estimate_memory
+from launch.parameters import total_parameters
 from launch.pod import render_pod
 from launch.slime_arguments import (
     build_conversion_arguments,
@@ -44,7 +45,7 @@ class JobPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain JSON values."""
-        architecture = self.job.model.architecture
+        architecture = self.job.architecture
         return {
             "name": self.job.launch.name,
             "launch": self.job.config.launch.kind,

@@ -7,8 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from conf.key_numbers import find_key_numbers
-from launch.architecture import total_parameters
 from launch.memory import MemoryPlan, Phase, find_node_memory
+from launch.parameters import total_parameters
 from launch.plan import JobPlan
 from launch.topology import Topology
 
@@ -19,7 +19,7 @@ def render_job(plan: JobPlan) -> RenderableType:
     facts = Table(title=f"job {job.launch.name}", title_justify="left", show_header=False)
     facts.add_column(style="bright_black", no_wrap=True)
     facts.add_column(overflow="fold")
-    billions = total_parameters(job.model.architecture) / 1e9
+    billions = total_parameters(job.architecture) / 1e9
     rows = {
         "model": f"{job.model.kind}, {billions:.1f} B parameters, from {job.model.path}",
         "launcher": job.config.launch.kind,

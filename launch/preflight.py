@@ -19,6 +19,7 @@ from conf.cautions import find_cautions
 from conf.errors import AgentrlError, ExitCode
 from conf.programs import PROGRAM_NAMES, command_directory, program_override, program_path
 from conf.schema import Config
+from conf.sections.cluster_model import TableModel
 from conf.sections.engine import EmbeddedEngineConfig, SglangLaunchEngineConfig
 from conf.sections.harness import (
     PROMPT_TOKENS,
@@ -27,7 +28,6 @@ from conf.sections.harness import (
     NativeHarnessConfig,
 )
 from conf.sections.model import TinyModelConfig
-from conf.sections.moe import MoeModel
 from conf.sections.sandbox import (
     ApptainerSandboxConfig,
     ContainerSandboxConfig,
@@ -35,7 +35,7 @@ from conf.sections.sandbox import (
     LocalSandboxConfig,
 )
 from conf.sections.section import ENGINE_KEY
-from launch.architecture import compare_checkpoint
+from launch.checkpoint_config import compare_checkpoint
 from launch.sandbox_preflight import check_apptainer, check_containers, check_e2b
 
 PORT_GRACE_S = 5.0
@@ -210,13 +210,13 @@ def _check_paths(config: Config, run_dir: Path, trains: bool) -> Iterator[Proble
 def _check_architecture(config: Config) -> Iterator[Problem]:
     """Compare the model's architecture with its checkpoint."""
     model = config.model
-    if not isinstance(model, MoeModel) or model.path is None:
+    if not isinstance(model, TableModel) or model.path is None:
         return
     file = model.path / "config.json"
     if not file.is_file():
         yield Problem(True, f"model.path={model.path} has no config.json: is it a checkpoint?")
         return
-    yield from (Problem(True, line) for line in compare_checkpoint(model, file))
+    yield from (Problem(True, line) for line in compare_checkpoint(model.architecture, file))
 
 
 def _check_ports(config: Config, grace_s: float) -> Iterator[Problem]:

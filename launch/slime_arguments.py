@@ -8,7 +8,7 @@ from conf.errors import ConfigError
 from conf.sections.training import SlimeTrainerConfig
 from conf.task_sets import name_sets
 from launch import flags
-from launch.architecture import Arguments, megatron_arguments
+from launch.megatron_arguments import Arguments, megatron_arguments
 from launch.topology import ClusterJob, Topology
 
 GENERATE = "runners.slime.entry_points.generate"
@@ -38,7 +38,7 @@ def build_slime_arguments(job: ClusterJob, topology: Topology) -> Arguments:
     arguments = {
         **_places(job, topology),
         **_checkpoints(job),
-        **megatron_arguments(job.model),
+        **megatron_arguments(job.architecture),
         **_rollouts(job, topology),
         **_algorithm(job),
         **_optimizer(job),
@@ -54,7 +54,7 @@ def build_slime_arguments(job: ClusterJob, topology: Topology) -> Arguments:
 def build_conversion_arguments(job: ClusterJob) -> Arguments:
     """Return the arguments of slime's ``tools/convert_hf_to_torch_dist.py``, without ``--save``."""
     return {
-        **megatron_arguments(job.model),
+        **megatron_arguments(job.architecture),
         "--hf-checkpoint": (str(job.model.path),),
     }
 
@@ -100,13 +100,14 @@ def _rollouts(job: ClusterJob, topology: Topology) -> Arguments:
         "--rollout-temperature": (f"{config.sampling.temperature:g}",),
         "--rollout-top-p": (f"{config.sampling.top_p:g}",),
         "--rollout-top-k": (str(config.sampling.top_k),),
-        "--rollout-stop-token-ids": tuple(map(str, job.model.stop_token_ids)),
         "--rollout-seed": (str(config.seed),),
         "--seed": (str(config.seed + 1),),  # Megatron refuses 0.
         # The prompts of a mixture are in the order of its draws.
         **({} if name_sets(config) else {"--rollout-shuffle": ()}),
         "--use-fault-tolerance": (),
     }
+    if job.model.stop_token_ids:
+        arguments["--rollout-stop-token-ids"] = tuple(map(str, job.model.stop_token_ids))
     if config.run.eval_tasks and config.run.steps:
         # slime requires a data set with name and file; our evaluation function ignores the file.
         arguments |= {
@@ -224,8 +225,9 @@ def _parallelism(job: ClusterJob, topology: Topology) -> Arguments:
         "--accumulate-allreduce-grads-in-fp32": (),
         "--attention-softmax-in-fp32": (),
         "--attention-backend": ("flash",),
-        "--moe-token-dispatcher-type": ("alltoall",),
     }
+    if job.architecture.experts is not None:
+        arguments["--moe-token-dispatcher-type"] = ("alltoall",)
     if trainer.recompute == "full":
         arguments |= {"--recompute-method": ("uniform",), "--recompute-num-layers": ("1",)}
     if topology.tensor > 1:
@@ -243,9 +245,11 @@ def _engines(job: ClusterJob, topology: Topology) -> Arguments:
         "--rollout-num-gpus-per-engine": (str(topology.engine_gpus),),
         "--sglang-mem-fraction-static": (f"{job.model.layout.engine_memory:g}",),
         "--sglang-ep-size": (str(topology.engine_expert),),
-        "--sglang-tool-call-parser": (parsers.tool,),
-        "--sglang-reasoning-parser": (parsers.reasoning,),
     }
+    if parsers.tool is not None:
+        arguments["--sglang-tool-call-parser"] = (parsers.tool,)
+    if parsers.reasoning is not None:
+        arguments["--sglang-reasoning-parser"] = (parsers.reasoning,)
     if topology.engine_data > 1:
         arguments |= {
             "--sglang-enable-dp-attention": (),

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 
 from conf.errors import ConfigError
 from conf.schema import Config
+from conf.sections.architecture import Architecture, LatentAttention
 from conf.sections.cluster import ClusterLaunchConfig
-from conf.sections.moe import LatentAttention, MoeModel
+from conf.sections.cluster_model import CheckpointModel, ClusterModel, TableModel
 from conf.sections.training import SlimeTrainerConfig
 from conf.task_sets import list_sets
+from launch.checkpoint_config import CheckpointConfigError, read_architecture
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,21 +24,39 @@ class ClusterJob:
     """A configuration for a cluster, with its sections in the types that only clusters have."""
 
     config: Config
-    model: MoeModel
+    model: ClusterModel
+    architecture: Architecture
     trainer: SlimeTrainerConfig
     launch: ClusterLaunchConfig
 
 
 def cluster_job(config: Config) -> ClusterJob:
-    """Return ``config`` as a job on a cluster; raises ConfigError if it is for one machine."""
+    """Return ``config`` as a job on a cluster; raises ConfigError if it is for one machine, and
+    CheckpointConfigError if the model's ``config.json`` is needed and cannot be used.
+    """
     model, trainer, launch = config.model, config.trainer, config.launch
     if isinstance(launch, ClusterLaunchConfig) and isinstance(trainer, SlimeTrainerConfig):
-        assert isinstance(model, MoeModel)  # by conf.rules.slime
-        return ClusterJob(config, model, trainer, launch)
+        assert isinstance(model, ClusterModel)  # by conf.rules.slime
+        return ClusterJob(config, model, find_architecture(model), trainer, launch)
     raise ConfigError(
         f"launch={launch.kind} has no scripts: choose launch=ssh, slurm, ray or kubernetes, "
         "with trainer=slime"
     )
+
+
+def find_architecture(model: ClusterModel) -> Architecture:
+    """Return the model's architecture, of the table or as its checkpoint's ``config.json`` says."""
+    if isinstance(model, TableModel):
+        return model.architecture
+    assert isinstance(model, CheckpointModel)
+    assert model.path is not None  # by conf.rules.slime
+    file = model.config or model.path / "config.json"
+    if not file.is_file():
+        raise CheckpointConfigError(
+            f"model=checkpoint reads the architecture from {file}, which this machine does not "
+            "have: copy the checkpoint's config.json here and name it with model.config"
+        )
+    return read_architecture(file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +116,7 @@ def plan_topology(job: ClusterJob) -> Topology:
         expert=layout.expert,
         expert_tensor=layout.expert_tensor,
         expert_data=train // (layout.pipeline * layout.expert * layout.expert_tensor),
-        stage_layers=_stage_layers(job.model),
+        stage_layers=_stage_layers(job),
         engines=rollout // layout.engine_gpus,
         engine_gpus=layout.engine_gpus,
         engine_data=layout.engine_data,
@@ -139,7 +159,7 @@ def _divides(divisor: int, number: int) -> bool:
 
 
 def _training_rules(job: ClusterJob) -> Iterator[Rule]:
-    layout, attention = job.model.layout, job.model.architecture.attention
+    layout, attention = job.model.layout, job.architecture.attention
     train, _ = _count_gpus(job)
     size = layout.tensor * layout.pipeline * layout.context
     yield (
@@ -176,7 +196,21 @@ def _training_rules(job: ClusterJob) -> Iterator[Rule]:
 
 
 def _expert_rules(job: ClusterJob) -> Iterator[Rule]:
-    layout, number = job.model.layout, job.model.architecture.experts.number
+    layout, experts = job.model.layout, job.architecture.experts
+    if experts is None:
+        for key in ("expert", "expert_tensor", "engine_expert"):
+            size = getattr(layout, key)
+            yield (
+                size != 1,
+                f"model.layout.{key}={size} spreads experts, and the model has none: set it to 1",
+            )
+        yield (
+            layout.dispatcher != "alltoall",
+            f"model.layout.dispatcher={layout.dispatcher} sends tokens to experts, and the model "
+            "has none: set it to alltoall",
+        )
+        return
+    number = experts.number
     train, _ = _count_gpus(job)
     yield (
         not _divides(layout.expert, number),
@@ -190,9 +224,9 @@ def _expert_rules(job: ClusterJob) -> Iterator[Rule]:
         "training GPUs: change one of them, launch.nodes or launch.gpus_per_node",
     )
     yield (
-        not _divides(layout.expert_tensor, job.model.architecture.experts.ffn),
+        not _divides(layout.expert_tensor, experts.ffn),
         f"model.layout.expert_tensor={layout.expert_tensor} does not divide an expert's "
-        f"{job.model.architecture.experts.ffn}: choose a divisor",
+        f"{experts.ffn}: choose a divisor",
     )
     yield (
         layout.dispatcher == "deepep" and layout.expert * layout.expert_tensor == 1,
@@ -201,8 +235,8 @@ def _expert_rules(job: ClusterJob) -> Iterator[Rule]:
     )
 
 
-def _stage_layers(model: MoeModel) -> tuple[int, ...]:
-    layers, layout = model.architecture.layers, model.layout
+def _stage_layers(job: ClusterJob) -> tuple[int, ...]:
+    layers, layout = job.architecture.layers, job.model.layout
     if layout.last_stage_layers is None:
         return (layers // layout.pipeline,) * layout.pipeline
     others = layout.pipeline - 1
@@ -210,7 +244,7 @@ def _stage_layers(model: MoeModel) -> tuple[int, ...]:
 
 
 def _stage_rules(job: ClusterJob) -> Iterator[Rule]:
-    layers, layout = job.model.architecture.layers, job.model.layout
+    layers, layout = job.architecture.layers, job.model.layout
     last, stages = layout.last_stage_layers, layout.pipeline
     if last is None:
         yield (
@@ -260,7 +294,8 @@ def _batch_rules(job: ClusterJob) -> Iterator[Rule]:
 
 
 def _engine_rules(job: ClusterJob) -> Iterator[Rule]:
-    layout, model = job.model.layout, job.model.architecture
+    layout, model = job.model.layout, job.architecture
+    experts = model.experts.number if model.experts else 1
     per_node = job.launch.gpus_per_node
     _, rollout = _count_gpus(job)
     gpus, data, expert = layout.engine_gpus, layout.engine_data, layout.engine_expert
@@ -280,9 +315,9 @@ def _engine_rules(job: ClusterJob) -> Iterator[Rule]:
         "a divisor",
     )
     yield (
-        not _divides(expert, gpus) or not _divides(expert, model.experts.number),
+        model.experts is not None and not (_divides(expert, gpus) and _divides(expert, experts)),
         f"model.layout.engine_expert={expert} must divide model.layout.engine_gpus={gpus} and the "
-        f"model's {model.experts.number} experts: choose a common divisor",
+        f"model's {experts} experts: choose a common divisor",
     )
     tensor = gpus // data
     yield (

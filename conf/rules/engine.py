@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from conf.rules.rule import Rule
+from conf.sections.cluster_model import ClusterModel
 from conf.sections.engine import (
     AnthropicEngineConfig,
     EmbeddedEngineConfig,
@@ -18,7 +19,6 @@ from conf.sections.model import (
     LocalModelConfig,
     ModelConfig,
 )
-from conf.sections.moe import MoeModel
 from conf.sections.run import RunConfig, SamplingConfig
 from conf.sections.training import RoutingReplayConfig, SlimeTrainerConfig, TrainerConfig
 
@@ -40,12 +40,12 @@ def engine_rules(
     context = model.max_context_tokens
     if isinstance(engine, EmbeddedEngineConfig) and not isinstance(trainer, SlimeTrainerConfig):
         yield (
-            engine.cache_tokens < context and not isinstance(model, MoeModel),
+            engine.cache_tokens < context and not isinstance(model, ClusterModel),
             f"engine.cache_tokens={engine.cache_tokens} is less than model.max_context_tokens="
             f"{context}: one long rollout would not fit; raise engine.cache_tokens",
         )
         yield (
-            isinstance(model, MoeModel | LocalModelConfig) and model.path is None,
+            isinstance(model, ClusterModel | LocalModelConfig) and model.path is None,
             "model.path=null leaves engine=embedded without weights: set model.path, or use an "
             "engine that has them (engine=sglang)",
         )

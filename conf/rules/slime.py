@@ -11,12 +11,12 @@ from collections.abc import Iterator
 
 from conf.rules.rule import Rule
 from conf.sections.cluster import ClusterLaunchConfig
+from conf.sections.cluster_model import ClusterModel
 from conf.sections.engine import EmbeddedEngineConfig, EngineConfig
 from conf.sections.launch import LaunchConfig
 from conf.sections.model import (
     ModelConfig,
 )
-from conf.sections.moe import MoeModel
 from conf.sections.plugin import PluginConfig
 from conf.sections.rollout import RolloutConfig
 from conf.sections.scenario import (
@@ -52,12 +52,12 @@ def slime_rules(
         )
         return
     yield (
-        not isinstance(model, MoeModel),
+        not isinstance(model, ClusterModel),
         f"model={model.kind} is not in the table that trainer=slime takes layers and layout "
-        "from: choose one with an architecture, e.g. model=qwen3_30b_a3b",
+        "from: choose one with an architecture, e.g. model=qwen3_30b_a3b, or model=checkpoint",
     )
     yield (
-        isinstance(model, MoeModel) and model.path is None,
+        isinstance(model, ClusterModel) and model.path is None,
         "model.path=null, and trainer=slime needs the Hugging Face checkpoint: set model.path to "
         "its directory as the nodes see it",
     )

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
-from conf.sections.moe import MoeModel
+from conf.sections.cluster_model import CheckpointModel, TableModel
 from conf.sections.section import Section
 
 CHAT_TEMPLATE = "chat_template"
@@ -73,6 +73,6 @@ class EndpointModelConfig(Section):
 
 
 ModelConfig = Annotated[
-    TinyModelConfig | LocalModelConfig | EndpointModelConfig | MoeModel,
+    TinyModelConfig | LocalModelConfig | EndpointModelConfig | TableModel | CheckpointModel,
     Field(discriminator="kind"),
 ]

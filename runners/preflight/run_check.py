@@ -11,8 +11,8 @@ from pathlib import Path
 
 from conf.lora import find_served_lora
 from conf.schema import Config
+from conf.sections.cluster_model import ClusterModel
 from conf.sections.engine import EmbeddedEngineConfig, FixedEngineConfig
-from conf.sections.moe import MoeModel
 from runners.engines.fixed_engines import check_fixed_engine
 from runners.engines.server_check import CheckResult, raise_on_failures
 from runners.gateway.chat_template import make_renderer
@@ -96,7 +96,8 @@ def _find_parser(config: Config, engine_key: str, model_key: str) -> ServerParse
     name = getattr(config.engine, engine_key, None)
     if name is not None:
         return ServerParser(f"engine.{engine_key}", name, used=True)
-    if isinstance(config.model, MoeModel):
+    if isinstance(config.model, ClusterModel):
         name = getattr(config.model.parsers, model_key)
-        return ServerParser(f"model.parsers.{model_key}", name, used=False)
+        if name is not None:
+            return ServerParser(f"model.parsers.{model_key}", name, used=False)
     return None

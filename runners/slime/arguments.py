@@ -7,8 +7,8 @@ from typing import Any
 
 from conf.errors import AgentrlError, ConfigError
 from conf.schema import Config
+from conf.sections.cluster_model import ClusterModel
 from conf.sections.engine import SglangEngineConfig
-from conf.sections.moe import MoeModel
 from conf.sections.training import RoutingRolloutConfig
 from runners.engines.client import HttpEngine
 from runners.slime.rewards import KEY
@@ -56,7 +56,7 @@ async def find_engine(args: Any, config: Config) -> SglangEngineConfig:
     if not workers:
         raise AgentrlError(f"slime's router at {url} has no workers yet")
     direct = isinstance(config.routing_replay, RoutingRolloutConfig)
-    parsers = config.model.parsers if isinstance(config.model, MoeModel) else None
+    parsers = config.model.parsers if isinstance(config.model, ClusterModel) else None
     return SglangEngineConfig(
         kind="sglang",
         url=workers[0] if direct else url,

@@ -18,7 +18,7 @@ from conf.errors import ConfigError, ExitCode
 from conf.exactness import ENDPOINTS
 from conf.keys import CONF_DIR, choice_content, groups
 from conf.schema import Config
-from conf.sections.moe import MoeModel
+from conf.sections.cluster_model import TableModel
 
 SLIME = [
     *("trainer=slime", "model=qwen3_30b_a3b", "model.path=weights", "launch=ssh"),
@@ -54,8 +54,9 @@ NEEDED = {
     ("sandbox", "e2b"): ["gateway.public_url=https://g.example", "gateway.port=8080"],
     **{
         ("model", name): ["model.path=weights"]
-        for name in get_args(MoeModel.model_fields["kind"].annotation)
+        for name in get_args(TableModel.model_fields["kind"].annotation)
     },
+    ("model", "checkpoint"): ["model.path=weights", "model.renderer=qwen3"],
     ("trainer", "slime"): SLIME[1:],
     ("launch", "ssh"): [*SLIME[4:6], *SLIME[:3], *SLIME[6:]],
     ("launch", "slurm"): [SLIME[4], *SLIME[:3], *SLIME[6:]],

@@ -7,9 +7,9 @@ from typing import get_args
 
 from conf.compose import compose
 from conf.schema import Config
-from conf.sections.moe import MoeModel
+from conf.sections.cluster_model import TableModel
 
-MODELS: tuple[str, ...] = get_args(MoeModel.model_fields["kind"].annotation)
+MODELS: tuple[str, ...] = get_args(TableModel.model_fields["kind"].annotation)
 LAUNCHERS = {
     "ssh": ["launch.hosts_file=/shared/hosts"],
     "slurm": [],

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from launch import flags
-from launch.architecture import Arguments
+from launch.megatron_arguments import Arguments
 from launch.memory import estimate_memory
 from launch.plan import plan_job
 from launch.slime_arguments import build_slime_arguments
@@ -108,7 +109,7 @@ def test_megatron_s_learning_rate_is_the_local_trainer_s(
             "decay": decay, "warmup_steps": warmup, "decay_steps": steps, "minibatches": updates,
         }
     )  # fmt: skip
-    changed = type(job)(job.config, job.model, trainer, job.launch)
+    changed = replace(job, trainer=trainer)
     found = build_slime_arguments(changed, plan_topology(changed))
     for step in range(1, steps + 4):
         expected = find_learning_rate(trainer, step)

@@ -38,6 +38,23 @@ def test_the_shipped_layouts_fit(model: str) -> None:
     assert memory_of(model=model).faults == ()
 
 
+def test_the_weights_of_a_dense_model_are_shared_by_its_tensor_ranks() -> None:
+    for tensor in (2, 4, 8):
+        parts = dict(memory_of(f"model.layout.tensor={tensor}", model="qwen3_8b").training.parts)
+        assert parts["weights"] == pytest.approx(2 * 8.19e9 / tensor / 2**30, rel=0.01)
+
+
+def test_a_tied_embedding_is_counted_once_unless_its_ends_are_on_two_stages() -> None:
+    embedding = 2 * 151936 * 4096 / 2 / 2**30  # bfloat16, TP 2
+
+    def weights(*overrides: str) -> float:
+        return dict(memory_of(*overrides, model="qwen3_8b").training.parts)["weights"]
+
+    tied = "model.architecture.tied=true"
+    assert weights() - weights(tied) == pytest.approx(embedding)
+    assert weights("model.layout.pipeline=2") == weights("model.layout.pipeline=2", tied)
+
+
 def test_the_layouts_that_slime_s_scripts_use_fit() -> None:
     one = ["launch.nodes=1", "model.layout.context=1", "model.max_context_tokens=20480"]
     assert memory_of(*one).faults == ()

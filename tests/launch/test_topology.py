@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from conf.compose import compose
 from conf.errors import ConfigError
 from conf.schema import Config
-from conf.sections.moe import MoeModel
+from conf.sections.cluster_model import ClusterModel
 from launch import flags
 from launch.slime_arguments import build_slime_arguments
-from launch.topology import Topology, broken_rules, cluster_job, plan_topology
+from launch.topology import ClusterJob, Topology, broken_rules, cluster_job, plan_topology
 from tests.fakes.cluster_config import MODELS, a_config
 
 POWERS = st.sampled_from([1, 2, 3, 4, 8, 16, 32])
@@ -24,7 +24,7 @@ CONFIGS = {model: a_config(model=model) for model in MODELS}
 @st.composite
 def configs(draw: st.DrawFn) -> Config:
     config = CONFIGS[draw(st.sampled_from(MODELS))]
-    assert isinstance(config.model, MoeModel)
+    assert isinstance(config.model, ClusterModel)
     layout = config.model.layout.model_copy(
         update={
             **{name: draw(POWERS) for name in ("tensor", "pipeline", "context", "expert")},
@@ -58,11 +58,12 @@ def test_a_random_topology_is_refused_with_a_reason_or_consistent(config: Config
             assert re.search(r"^(model\.layout|trainer\.|launch\.|run\.)", fault), fault
             assert re.search(r"(: |; )[a-z].*", fault), fault
         return
-    consistent(found, job.model)
+    consistent(found, job)
     assert flags.check(build_slime_arguments(job, found)) == []
 
 
-def consistent(found: Topology, model: MoeModel) -> None:
+def consistent(found: Topology, job: ClusterJob) -> None:
+    experts, model = job.architecture.experts, job.model
     dense = found.tensor * found.pipeline * found.context * found.data
     routed = found.expert * found.expert_tensor * found.pipeline * found.expert_data
     assert dense == routed == found.train_gpus
@@ -70,10 +71,10 @@ def consistent(found: Topology, model: MoeModel) -> None:
     assert gpus == found.nodes * found.gpus_per_node
     assert found.engines * found.engine_gpus == found.rollout_gpus
     assert found.engine_data * found.engine_tensor == found.engine_gpus
-    assert sum(found.stage_layers) == model.architecture.layers
+    assert sum(found.stage_layers) == job.architecture.layers
     assert len(found.stage_layers) == found.pipeline
     assert min(found.stage_layers) >= 1
-    assert model.architecture.experts.number % found.expert == 0
+    assert (experts.number if experts else 1) % found.expert == 0
     assert model.layout.tokens_per_gpu * found.context >= model.max_context_tokens
     assert found.rollouts % (found.batch) == 0
     assert found.batch % found.data == 0
@@ -147,3 +148,16 @@ def test_the_suggested_layer_split_is_valid() -> None:
 def test_a_run_on_this_machine_has_no_scripts() -> None:
     with pytest.raises(ConfigError, match="launch=local has no scripts"):
         cluster_job(compose([]))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.layout.expert=2", "model.layout.expert=2 spreads experts, and the model has none"),
+        ("model.layout.engine_expert=2", "model.layout.engine_expert=2 spreads experts"),
+        ("model.layout.dispatcher=deepep", "the model has none: set it to alltoall"),
+    ],
+)
+def test_a_dense_model_refuses_what_spreads_experts(override: str, message: str) -> None:
+    (found,) = broken_rules(cluster_job(a_config(override, model="qwen3_8b")))
+    assert message in found

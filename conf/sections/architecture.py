@@ -1,8 +1,7 @@
-"""Models that are trained on a cluster: their architecture, and their layout over GPUs."""
+"""The architecture of a model that is trained on a cluster."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -25,6 +24,16 @@ class GroupedAttention(Section):
     qk_norm: bool
     """RMSNorm on queries and keys."""
     qkv_bias: bool
+    llama3_rope: bool
+    """Low frequencies of the rotary embedding are divided by 8 (Llama 3.1, arXiv 2407.21783)."""
+
+
+class Yarn(Section):
+    """The rotary embedding is stretched (YaRN, arXiv 2309.00071)."""
+
+    factor: PositiveFloat
+    mscale: float
+    mscale_all_dim: float
 
 
 class LatentAttention(Section):
@@ -32,13 +41,15 @@ class LatentAttention(Section):
 
     kind: Literal["latent"]
     heads: PositiveInt
-    q_rank: PositiveInt
+    q_rank: PositiveInt | None
+    """Rank of the queries' latent; null: queries are not compressed."""
     kv_rank: PositiveInt
     nope_dim: PositiveInt
     """Dimensions of a head that are not rotated."""
     rope_dim: PositiveInt
     """Dimensions of a head that are rotated."""
     value_dim: PositiveInt
+    yarn: Yarn | None
 
 
 class HybridAttention(Section):
@@ -82,11 +93,16 @@ class Experts(Section):
     """sigmoid: with a bias per expert that affects the choice only (arXiv 2408.15664)."""
     scaling: PositiveFloat | None
     """Factor on the routed experts' weights; null: none."""
+    groups: PositiveInt
+    """Groups of experts; a token's experts are in ``top_groups`` of them (arXiv 2412.19437)."""
+    top_groups: PositiveInt
 
 
 class Architecture(Section):
     """The architecture in a checkpoint's ``config.json``."""
 
+    spec: Literal["glm4", "glm5", "minimax_m2", "qwen3_5", "qwen3_next"] | None
+    """slime's own builder of the layers, a module of ``slime_plugins.models``; null: Megatron's."""
     layers: PositiveInt
     hidden: PositiveInt
     dense_ffn: PositiveInt | None
@@ -94,65 +110,10 @@ class Architecture(Section):
     vocabulary: PositiveInt
     rotary_base: PositiveInt
     norm_epsilon: PositiveFloat
+    tied: bool
+    """Embedding and output layer share one matrix."""
+    draft_layers: Count
+    """Layers of multi-token prediction (MTP, arXiv 2404.19737), with which an engine can draft."""
     attention: Attention
-    experts: Experts
-
-
-class Parsers(Section):
-    """SGLang's parsers of replies, by name."""
-
-    tool: str
-    reasoning: str
-
-
-class Layout(Section):
-    """The model's parallelism over GPUs, in training and in the engines."""
-
-    tensor: PositiveInt
-    pipeline: PositiveInt
-    last_stage_layers: PositiveInt | None
-    """Layers of the last pipeline stage, which has the output layer too; null: as many as others.
-    """
-    context: PositiveInt
-    expert: PositiveInt
-    expert_tensor: PositiveInt
-    tokens_per_gpu: PositiveInt
-    """Largest number of tokens of a microbatch on one rank; times ``context``: the longest sample.
-    """
-    dispatcher: Literal["alltoall", "deepep"]
-    """Communication that brings tokens to their experts in training."""
-    engine_gpus: PositiveInt
-    """GPUs of one engine."""
-    engine_data: PositiveInt
-    """Attention replicas in an engine (dp-attention); 1: attention is sharded over all its GPUs."""
-    engine_expert: PositiveInt
-    """Expert parallelism in an engine."""
-    engine_memory: Annotated[float, Field(gt=0, lt=1)]
-    """Share of a GPU's memory that an engine takes for weights and KV cache."""
-    convert_nodes: PositiveInt
-    """Nodes that convert the checkpoint to Megatron's format together."""
-
-
-class MoeModel(Section):
-    """A mixture-of-experts model of the table, for a trainer on a cluster or a running engine."""
-
-    kind: Literal[
-        "qwen3_30b_a3b",
-        "qwen3_235b_a22b",
-        "qwen3_6_35b_a3b",
-        "glm4_5_106b_a12b",
-        "glm4_7_355b_a32b",
-        "glm4_7_flash",
-    ]
-    path: Path | None
-    """Directory of the Hugging Face checkpoint, where the job reads it."""
-    tokenizer: Path | None
-    """Directory of the tokenizer."""
-    renderer: str
-    """Renderer family of the `renderers` library."""
-    max_context_tokens: PositiveInt
-    """Longest prompt + completion, in tokens."""
-    stop_token_ids: tuple[Count, ...]
-    parsers: Parsers
-    architecture: Architecture
-    layout: Layout
+    experts: Experts | None
+    """null: every layer has one dense feed-forward layer."""

@@ -1,0 +1,91 @@
+"""Models that are trained on a cluster, and their layout over GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt
+
+from conf.sections.architecture import Architecture, Count
+from conf.sections.section import Section
+
+
+class Parsers(Section):
+    """SGLang's parsers of replies, by name."""
+
+    tool: str | None
+    reasoning: str | None
+    """null: it does not think."""
+
+
+class Layout(Section):
+    """The model's parallelism over GPUs, in training and in the engines."""
+
+    tensor: PositiveInt
+    pipeline: PositiveInt
+    last_stage_layers: PositiveInt | None
+    """Layers of the last pipeline stage, which has the output layer too; null: as many as others.
+    """
+    context: PositiveInt
+    expert: PositiveInt
+    expert_tensor: PositiveInt
+    tokens_per_gpu: PositiveInt
+    """Largest number of tokens of a microbatch on one rank; times ``context``: the longest sample.
+    """
+    dispatcher: Literal["alltoall", "deepep"]
+    """Communication that brings tokens to their experts in training."""
+    engine_gpus: PositiveInt
+    """GPUs of one engine."""
+    engine_data: PositiveInt
+    """Attention replicas in an engine (dp-attention); 1: attention is sharded over all its GPUs."""
+    engine_expert: PositiveInt
+    """Expert parallelism in an engine."""
+    engine_memory: Annotated[float, Field(gt=0, lt=1)]
+    """Share of a GPU's memory that an engine takes for weights and KV cache."""
+    convert_nodes: PositiveInt
+    """Nodes that convert the checkpoint to Megatron's format together."""
+
+
+class ClusterModel(Section):
+    """A model for a trainer on a cluster, or a running engine."""
+
+    kind: str
+    path: Path | None
+    """Directory of the Hugging Face checkpoint, where the job reads it."""
+    tokenizer: Path | None
+    """Directory of the tokenizer."""
+    renderer: str
+    """Renderer family of the `renderers` library."""
+    max_context_tokens: PositiveInt
+    """Longest prompt + completion, in tokens."""
+    stop_token_ids: tuple[Count, ...]
+    """Tokens that end a turn; empty: those of the checkpoint."""
+    parsers: Parsers
+    layout: Layout
+
+
+class TableModel(ClusterModel):
+    """A model of the table."""
+
+    kind: Literal[
+        "qwen2_5_coder_32b",
+        "qwen3_8b",
+        "qwen3_32b",
+        "qwen3_30b_a3b",
+        "qwen3_235b_a22b",
+        "qwen3_next_80b_a3b",
+        "qwen3_6_35b_a3b",
+        "glm4_5_106b_a12b",
+        "glm4_7_355b_a32b",
+        "glm4_7_flash",
+    ]
+    architecture: Architecture
+
+
+class CheckpointModel(ClusterModel):
+    """Any checkpoint of a family that slime trains: its ``config.json`` has the architecture."""
+
+    kind: Literal["checkpoint"]
+    config: Path | None
+    """The checkpoint's ``config.json`` as this machine reads it; null: the one in ``path``."""
