@@ -98,6 +98,8 @@ def new_jobs(overrides: list[str], config_file: Path | None = None, *, kind: str
                 configs.append(from_json(text, source=str(config_file), overrides=lines))
         except ConfigError as error:
             faults += error.faults
+    if not kind:
+        faults += _find_unmeasured_keys(overrides, configs)
     if faults:
         raise ConfigError(list(dict.fromkeys(faults)))
     if not kind and any(isinstance(config.launch, ClusterLaunchConfig) for config in configs):
@@ -145,13 +147,28 @@ def replaying_job(run_dir: Path, overrides: list[str]) -> Job:
 
 def _find_eval_keys(overrides: list[str]) -> list[str]:
     """Return the fault of every key of ``agentrl eval``, which a campaign does not read."""
-    keys = (line.lstrip("+~").partition("=")[0] for line in overrides)
     return [
         f"{key} is of `agentrl eval` alone: leave it out; a campaign evaluates run.eval_tasks "
         "tasks, run.eval_attempts times each"
-        for key in keys
+        for key in _given_keys(overrides)
         if key == "eval" or key.startswith("eval.")
     ]
+
+
+def _find_unmeasured_keys(overrides: list[str], configs: list[Config]) -> list[str]:
+    """Return the fault of a key of evaluations in campaigns that have none; ``agentrl eval``, of
+    which they are too, evaluates whatever ``run.eval_tasks`` is.
+    """
+    key = "sampling.eval_temperature"
+    if key not in _given_keys(overrides) or not configs or any(c.run.eval_tasks for c in configs):
+        return []
+    return [
+        f"{key} does nothing with run.eval_tasks=0: leave it out, or set run.eval_tasks above 0"
+    ]
+
+
+def _given_keys(overrides: list[str]) -> list[str]:
+    return [line.lstrip("+~").partition("=")[0] for line in overrides]
 
 
 def new_job(overrides: list[str], *, kind: str) -> Job:

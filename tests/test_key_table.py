@@ -21,7 +21,7 @@ from conf.compose import compose
 from conf.errors import ConfigError
 from conf.idle import IDLE, find_idle
 from conf.inert import find_inert
-from conf.keys import choice_content, flatten, groups, root_content, to_dict
+from conf.keys import choice_content, flatten, groups, lookup, root_content, to_dict
 from conf.schema import Config
 from launch import flags
 from launch.job_files import render_settings
@@ -341,8 +341,9 @@ def faults_of_idle(trainer: str, values: dict[str, Any]) -> list[str]:
 
 
 def trainers_with(keys: Iterable[str]) -> list[str]:
-    own = [name for name in keys if name.startswith("trainer.")]
-    return [each for each in TRAINERS if all(each in schema_keys()[name] for name in own)]
+    """Return the trainers in whose configuration by default all of the keys are."""
+    trees = {trainer: json.loads(resolved(trainer)) for trainer in TRAINERS}
+    return [name for name, tree in trees.items() if all(lookup(tree, key)[0] for key in keys)]
 
 
 @pytest.mark.parametrize("example", idle_examples(), ids=lambda example: example.key)

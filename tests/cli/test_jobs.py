@@ -16,3 +16,13 @@ def test_keys_of_evaluations_alone_are_refused_by_a_campaign(word: str) -> None:
     ):
         new_jobs([word, "run.steps=1"])
     assert new_jobs([word.replace(",b", "")], kind="eval-bugfix")
+
+
+def test_the_temperature_of_evaluations_is_refused_where_there_are_none() -> None:
+    word = "sampling.eval_temperature=0"
+    with pytest.raises(
+        ConfigError, match=r"^sampling\.eval_temperature does nothing with run\.eval"
+    ):
+        new_jobs([word, "run.eval_tasks=0"])
+    assert new_jobs([word, "run.eval_tasks=0,4"]), "one of the runs is evaluated"
+    assert new_jobs([word, "run.eval_tasks=0"], kind="eval-bugfix")
