@@ -179,6 +179,31 @@ def test_tokens_are_averaged_as_asked(aggregation: Aggregation, weights: list[fl
     assert compute_token_weights([[]], aggregation, 10) == []
 
 
+@given(
+    st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4), min_size=1, max_size=5),
+    st.sampled_from(["rollout", "token", "constant"]),
+)
+def test_how_a_rollout_is_split_into_segments_changes_no_token_s_weight(
+    rollouts: list[list[int]], aggregation: Aggregation
+) -> None:
+    """``rollouts``: of each the trained tokens of its segments. ``segment`` is the one mean that
+    says otherwise.
+    """
+
+    def weigh(sizes: list[list[int]], mean: Aggregation) -> list[float]:
+        """Return the weight of each trained token."""
+        samples = [
+            [sample("r", size + 1, [*range(1, size + 1)]) for size in each] for each in sizes
+        ]
+        weights = compute_token_weights(samples, mean, 10)
+        flat = [size for each in sizes for size in each]
+        return [w for w, size in zip(weights, flat, strict=True) for _ in range(size)]
+
+    whole = [[sum(sizes)] for sizes in rollouts]
+    assert weigh(rollouts, aggregation) == pytest.approx(weigh(whole, aggregation))
+    assert sum(weigh(rollouts, "segment")) == pytest.approx(1.0)
+
+
 def test_dr_grpo_averages_by_a_constant_unless_something_else_is_asked_for() -> None:
     def find(*lines: str) -> object:
         trainer = compose(["model.max_context_tokens=8192", *lines]).trainer
