@@ -16,6 +16,7 @@ from typing import Any
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -43,7 +44,7 @@ from conf.keys import (
     unknown_key,
 )
 from conf.layers import OTHER_SECTIONS, imply_choices, layer_values
-from conf.open_keys import is_option, name_targets, write_line
+from conf.open_keys import is_option, name_targets, open_option
 from conf.origins import find_yaml_origins, overridden_keys
 from conf.program_versions import name_versions, refuse_version
 from conf.resolvers import register_resolvers
@@ -92,8 +93,7 @@ def compose_with_origins(
     ]
     wanted = [f"{group}={choice}" for group, (choice, _) in implied.items()]
     lines = [*wanted, *(str(o.input_line) for o in explicit)]
-    lines += [write_line(o, defaults) for o in values]
-    composed = _compose_with_hydra(lines, faults)
+    composed = _compose_with_hydra(lines, [open_option(o, defaults) for o in values], faults)
     set_by_user = set(overridden_keys(values))
     _set_layers(composed, layers, set_by_user)
     tree, unresolved = _resolve(composed, {key for key, _ in flatten(defaults)})
@@ -183,28 +183,32 @@ def _load_defaults(choices: Mapping[str, str]) -> dict[str, Any]:
     return {group: choice_content(group, choice) for group, choice in choices.items()} | tree
 
 
-def _compose_with_hydra(lines: list[str], faults: list[str]) -> DictConfig:
+def _compose_with_hydra(
+    choices: list[str], values: list[Override], faults: list[str]
+) -> DictConfig:
     """Compose with Hydra; if it refuses, add its reason to ``faults`` and compose the defaults.
 
     The defaults let the later checks run, so that the user sees all faults at once.
     """
     register_resolvers()
     if (users := config_dir()) is not None:
-        lines = [f"hydra.searchpath=[{grammar.as_text(f'file://{users}')}]", *lines]
-    # Hydra takes most of a composition's time; the files of a user may change meanwhile.
+        choices = [f"hydra.searchpath=[{grammar.as_text(f'file://{users}')}]", *choices]
+    # Reading the files takes most of the time; those of a user may change meanwhile.
     composed = _composed if users is None else _composed.__wrapped__
     try:
-        return deepcopy(composed(tuple(lines)))
+        tree = deepcopy(composed(tuple(choices)))
+        ConfigLoaderImpl._apply_overrides_to_config(values, tree)  # as hydra.compose does
     except (HydraException, OmegaConfBaseException) as error:
         faults.append(" ".join(str(error).split()))
         return deepcopy(_composed(()))
+    return tree
 
 
-@lru_cache(maxsize=64)
-def _composed(lines: tuple[str, ...]) -> DictConfig:
+@lru_cache(maxsize=128)
+def _composed(choices: tuple[str, ...]) -> DictConfig:
     """Return what Hydra composes; raises its errors, and those of OmegaConf."""
     with initialize_config_dir(config_dir=str(CONF_DIR), version_base="1.3"):
-        tree = hydra_compose("config", overrides=list(lines))
+        tree = hydra_compose("config", overrides=list(choices))
     with open_dict(tree):
         for group in groups():
             if isinstance(section := tree.get(group), DictConfig):

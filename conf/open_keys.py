@@ -6,9 +6,10 @@ packages offer.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, OverrideType
 
 from conf.keys import SEAMS, groups, lookup
 from conf.targets import plugin_names
@@ -48,7 +49,8 @@ def is_option(key: str, tree: Mapping[str, Any]) -> bool:
     return False
 
 
-def write_line(override: Override, tree: Mapping[str, Any]) -> str:
-    """Return the line for Hydra, which knows no option of a plug-in."""
-    line = str(override.input_line)
-    return f"++{line.lstrip('+')}" if is_option(override.key_or_group, tree) else line
+def open_option(override: Override, tree: Mapping[str, Any]) -> Override:
+    """Let a plug-in's option, which the YAML files do not have, be added as well as changed."""
+    if not is_option(override.key_or_group, tree) or override.is_delete():
+        return override
+    return replace(override, type=OverrideType.FORCE_ADD)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.compose import changed_keys, compose, from_json, to_json, to_yaml
+from conf.compose import _composed, changed_keys, compose, from_json, to_json, to_yaml
 from conf.errors import ConfigError, ExitCode
 from conf.exactness import ENDPOINTS
 from conf.keys import CONF_DIR, choice_content, groups
@@ -281,6 +281,21 @@ def test_values_and_sections_and_interpolations_are_accepted() -> None:
         ["run={steps:3,eval_tasks:0}", "seed=7", "run.keep_checkpoints=${seed}", "++run.steps=4"]
     )
     assert (config.run.steps, config.run.eval_tasks, config.run.keep_checkpoints) == (4, 0, 7)
+
+
+def test_a_mapping_whose_names_the_user_chooses_can_be_emptied() -> None:
+    harness = compose(["harness=codex", "harness.env.A='1'", "~harness.env.A"]).harness
+    assert harness.env == {}
+    with pytest.raises(ConfigError, match=r"Could not delete .*harness.env.A"):
+        compose(["harness=codex", "~harness.env.A"])
+
+
+def test_values_are_set_without_reading_the_files_of_the_same_choices_again() -> None:
+    compose(["scenario=linear"])
+    before = _composed.cache_info()
+    assert [compose(["scenario=linear", f"seed={n}"]).seed for n in (3, 4)] == [3, 4]
+    assert compose(["scenario=linear"]).seed == 0, "what was read stays as it was"
+    assert _composed.cache_info().misses == before.misses
 
 
 def test_the_last_of_two_overrides_wins() -> None:
