@@ -12,6 +12,9 @@ from hypothesis import settings
 
 # Before the first matrix product of any test: runners/engines/embedded/model.py has the reason.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+# Threads of one matrix product wait for each other by spinning: with more of them than cores (several
+# test processes, their services, ranks) a small product costs thirty times its work.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
