@@ -109,3 +109,12 @@ def miniature(tmp_path: Path, cache: Path, untrained_policy: Path) -> Iterator[M
                 child.kill()
             process.send_signal(signal.SIGKILL)
             process.communicate()
+
+
+@pytest.fixture(scope="session")
+def finished(
+    tmp_path_factory: pytest.TempPathFactory, cache: Path, untrained_policy: Path
+) -> tuple[Miniature, dict[str, Any]]:
+    """A finished campaign of two steps and its JSON document, for tests that only read it."""
+    mini = Miniature(tmp_path_factory.mktemp("finished") / "run", cache, untrained_policy)
+    return mini, mini.finish(mini.begin())

@@ -7,6 +7,8 @@ import os
 import signal
 import socket
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -21,6 +23,8 @@ from tests.fakes.metrics_page import undocumented
 from tests.runners.campaign.conftest import Miniature
 
 pytestmark = pytest.mark.integration
+
+Finished = tuple[Miniature, dict[str, Any]]
 
 
 def rollouts_counting(store: RunStore, split: str) -> int:
@@ -46,8 +50,8 @@ def service_pid(mini: Miniature, module: str) -> int:
     return next(child.pid for child in children if module in child.cmdline())
 
 
-def test_a_campaign_runs_from_nothing_to_a_trained_policy(miniature: Miniature) -> None:
-    document = miniature.finish(miniature.begin())
+def test_a_campaign_runs_from_nothing_to_a_trained_policy(finished: Finished) -> None:
+    miniature, document = finished
     assert set(document) >= {"run_dir", "steps", "eval", "wall_s", "rollouts", "outcomes", "tokens"}
     assert document["steps"] == 2
     assert document["rollouts"] == sum(document["outcomes"].values()) == 24
@@ -78,8 +82,10 @@ def test_a_campaign_runs_from_nothing_to_a_trained_policy(miniature: Miniature) 
     assert all("eval/solve_rate" in line for line in lines)
 
 
-def test_every_stored_trajectory_is_token_exact_and_dumps_validly(miniature: Miniature) -> None:
-    miniature.finish(miniature.begin("run.steps=1"))
+def test_every_stored_trajectory_is_token_exact_and_dumps_validly(
+    finished: Finished, tmp_path: Path
+) -> None:
+    miniature, _ = finished
     with miniature.store() as store:
         records = store.rollouts(counts=True)
         for record in records:
@@ -91,8 +97,8 @@ def test_every_stored_trajectory_is_token_exact_and_dumps_validly(miniature: Min
                 np.concatenate([turn.output_ids for turn in turns]),
             )
             assert {turn.weight_version for turn in turns} == {_version(record.step, record.split)}
-        report = dump(store, miniature.run_dir / "dump")
-    assert validate(miniature.run_dir / "dump" / "trajectories.jsonl") == []
+        report = dump(store, tmp_path / "dump")
+    assert validate(tmp_path / "dump" / "trajectories.jsonl") == []
     assert report.rollouts == len(records)
 
 

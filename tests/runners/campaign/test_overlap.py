@@ -86,20 +86,27 @@ def trained_segments(store: RunStore) -> Iterator[Segment]:
         yield from build_segments(store.turns(record.session_id))
 
 
-def test_in_stream_each_token_is_of_the_weights_that_its_version_names(
-    miniature: Miniature,
-) -> None:
+@pytest.fixture(scope="module")
+def stream(
+    tmp_path_factory: pytest.TempPathFactory, cache: Path, untrained_policy: Path
+) -> Miniature:
+    """A finished run of stream, for tests that only read it."""
+    mini = Miniature(tmp_path_factory.mktemp("stream") / "run", cache, untrained_policy)
+    mini.finish(mini.begin(*STREAM))
+    return mini
+
+
+def test_in_stream_each_token_is_of_the_weights_that_its_version_names(stream: Miniature) -> None:
     """A falsified span is seen: under the weights of another version the logprobs differ."""
-    miniature.finish(miniature.begin(*STREAM))
-    assert max(metrics(miniature, "policy/staleness_max")) in (1, 2)
+    assert max(metrics(stream, "policy/staleness_max")) in (1, 2)
     mixed = falsified = 0
-    with miniature.store() as store:
+    with stream.store() as store:
         assert_trained_once(store)
         for segment in trained_segments(store):
             versions = segment.weight_versions
             at = segment.loss_mask
             known = sorted(set(versions[at].tolist()))
-            found = {v: policy_logprobs(_weights(miniature, v), segment.tokens) for v in known}
+            found = {v: policy_logprobs(_weights(stream, v), segment.tokens) for v in known}
             expected = np.select([versions == v for v in known], [found[v] for v in known])
             assert np.abs(segment.logprobs - expected)[at].max() < 1e-4
             if len(known) > 1:
@@ -174,11 +181,10 @@ def test_a_staleness_of_zero_is_to_take_turns_bit_for_bit(
 
 
 def test_a_replay_of_a_stream_has_its_checkpoints_bit_for_bit(
-    miniature: Miniature, tmp_path: Path
+    stream: Miniature, tmp_path: Path
 ) -> None:
-    miniature.finish(miniature.begin(*STREAM))
-    replay = start_replay(miniature, tmp_path / "replay")
-    with miniature.store() as one, replay.store() as other:
+    replay = start_replay(stream, tmp_path / "replay")
+    with stream.store() as one, replay.store() as other:
         assert_trained_once(other)
         versions = [
             [turn.output_versions.tolist() for turn in each.turns(record.session_id)]

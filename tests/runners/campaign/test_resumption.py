@@ -251,10 +251,12 @@ def test_a_resume_without_checkpoints_says_so_before_anything_starts(miniature: 
 
 
 @pytest.mark.integration
-def test_a_checkpoint_loads_with_the_auto_classes(miniature: Miniature) -> None:
+def test_a_checkpoint_loads_with_the_auto_classes(
+    finished: tuple[Miniature, dict[str, Any]],
+) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    miniature.finish(miniature.begin("run.steps=1", "run.eval_tasks=0"))
+    miniature, _ = finished
     directory = miniature.run_dir / CHECKPOINTS / directory_name(1)
     tokenizer = AutoTokenizer.from_pretrained(directory)
     ids = tokenizer("def add(a, b):", return_tensors="pt")["input_ids"]
