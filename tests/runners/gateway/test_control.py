@@ -167,9 +167,16 @@ async def test_the_socket_is_private_and_goes_with_the_gateway(gateway: Gateway)
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
+BATCH = 5
+POOLED = 3 * BATCH
+"""Connections that the pools of the client, of the administrator and of the gateway may hold more
+than before, as their calls happen to meet.
+"""
+
+
 async def run_in_batches(count: int, play: Callable[[int], Awaitable[None]]) -> None:
-    for first in range(0, count, 10):
-        await asyncio.gather(*(play(first + i) for i in range(10)))
+    for first in range(0, count, BATCH):
+        await asyncio.gather(*(play(first + i) for i in range(BATCH)))
 
 
 async def test_neither_descriptors_nor_tasks_are_left_behind(
@@ -192,9 +199,11 @@ async def test_neither_descriptors_nor_tasks_are_left_behind(
     await asyncio.sleep(0.05)
     handles, tasks = process.num_fds(), len(asyncio.all_tasks())
     await run_in_batches(100, lambda number: play(1000 + number))
-    await asyncio.sleep(0.05)
-    assert process.num_fds() <= handles + 3, "the client's own pool may hold a few more"
-    assert len(asyncio.all_tasks()) <= tasks + 3
+    for _ in range(100):  # what is being closed is closed soon
+        if process.num_fds() <= handles + 2 * POOLED and len(asyncio.all_tasks()) <= tasks + POOLED:
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"{handles} → {process.num_fds()}, {tasks} → {len(asyncio.all_tasks())}")
 
 
 async def test_the_descriptors_of_a_refused_delivery_are_closed(gateway: Gateway) -> None:
