@@ -12,8 +12,8 @@ from hypothesis import settings
 
 # Before the first matrix product of any test: runners/engines/embedded/model.py has the reason.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
-# Threads of one matrix product wait for each other by spinning: with more of them than cores (several
-# test processes, their services, ranks) a small product costs thirty times its work.
+# Threads of one matrix product wait for each other by spinning: where test processes, services and
+# ranks have more of them than there are cores, a small product costs thirty times its work.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile("default", deadline=None)

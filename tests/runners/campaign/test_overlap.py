@@ -27,11 +27,13 @@ FEW = [
     *(f"run.steps={STEPS}", "run.tasks_per_step=2", "run.rollouts_per_task=2", "run.eval_tasks=0"),
     *("scenario=linear", "harness.max_turns=2", "trainer.threads=1", "trainer.entropy_bonus=0.1"),
     *("trainer.learning_rate=1e-2", "trainer.correction.truncate=token", "rollout.concurrency=3"),
-    *(f"run.keep_checkpoints={STEPS + 1}", "sampling.max_new_tokens=300"),
-    "sampling.temperature=1.0",
+    *(f"run.keep_checkpoints={STEPS + 1}", "sampling.temperature=1.0"),
 ]
 STEP = [*FEW, "run.overlap=step"]
-STREAM = [*FEW, "run.overlap=stream", "run.staleness=2", "run.window=2"]
+STREAM = [
+    *(*FEW, "run.overlap=stream", "run.staleness=2", "run.window=2"),
+    "sampling.max_new_tokens=300",  # turns under which weights change
+]
 
 
 def metrics(mini: Miniature, name: str) -> list[float]:
