@@ -158,7 +158,10 @@ def start_replay(recorded: Miniature, run_dir: Path) -> Miniature:
     return replay
 
 
-@pytest.mark.parametrize("mode", [STEP, STREAM], ids=["step", "stream"])
+@pytest.mark.parametrize(
+    "mode",
+    [pytest.param(STEP, marks=pytest.mark.slow, id="step"), pytest.param(STREAM, id="stream")],
+)
 def test_ctrl_c_ends_an_asynchronous_run_after_its_step_and_it_goes_on(
     miniature: Miniature, mode: list[str]
 ) -> None:
@@ -172,6 +175,7 @@ def test_ctrl_c_ends_an_asynchronous_run_after_its_step_and_it_goes_on(
         assert_trained_once(store)
 
 
+@pytest.mark.slow  # two campaigns; overlap/test_steps.py has the order of the same calls
 def test_a_staleness_of_zero_is_to_take_turns_bit_for_bit(
     miniature: Miniature, tmp_path: Path
 ) -> None:

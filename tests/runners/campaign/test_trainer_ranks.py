@@ -81,6 +81,7 @@ def test_a_rank_that_is_killed_ends_the_run_which_can_be_resumed(miniature: Mini
     assert process.returncode == 0, err.decode()
 
 
+@pytest.mark.slow  # a campaign with two ranks; trainer_ranks/test_client.py closes what it would
 def test_no_rank_outlives_a_killed_driver(miniature: Miniature) -> None:
     process = miniature.begin(*FEW)
     ranks = ranks_of(process)
