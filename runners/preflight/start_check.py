@@ -189,7 +189,8 @@ def find_device_errors(configs: Iterable[Config]) -> Errors:
         if not isinstance(trainer, LocalTrainerConfig) or not config.run.steps:
             continue
         if trainer.device == "cuda" or (trainer.device == "auto" and trainer.devices > 1):
-            from runners.training.policy import TrainingError, require_devices
+            from runners.training.policy import require_devices
+            from runners.training.training_error import TrainingError
 
             try:
                 require_devices(trainer.device, trainer.devices)

@@ -27,7 +27,8 @@ from runners.trainer_ranks.wire import Arrays, encode_message, receive_message, 
 from runners.training import checkpoint
 from runners.training.local import LocalTrainer
 from runners.training.peers import PeersLostError, ProcessPeers, TrainingPeers
-from runners.training.policy import TrainingError, require_devices
+from runners.training.policy import require_devices
+from runners.training.training_error import TrainingError
 
 
 def run() -> int:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conf.errors import ExitCode
 from runners.concurrency.task_group import task_group
@@ -21,9 +21,11 @@ from runners.trainer_ranks.commands import TrainedStep
 from runners.trainer_ranks.settings import SOCKET, RankSettings
 from runners.trainer_ranks.wire import Arrays, encode_message, pack_rollouts, receive_message
 from runners.training import checkpoint
-from runners.training.micro_batches import Rollout
-from runners.training.policy import TrainingError
 from runners.training.sample import Sample
+from runners.training.training_error import TrainingError
+
+if TYPE_CHECKING:  # torch, which the driver need not have
+    from runners.training.micro_batches import Rollout
 
 START_S = 1800.0
 """Until all ranks have loaded the policy."""

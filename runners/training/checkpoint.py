@@ -181,7 +181,8 @@ def restore(trainer: LocalTrainer, checkpoint: Checkpoint) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    from runners.training.policy import TrainingError, load_policy
+    from runners.training.policy import load_policy
+    from runners.training.training_error import TrainingError
 
     try:
         # Not load_file: on disk the experts have the published names, one tensor per expert, which

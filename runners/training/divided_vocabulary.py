@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from runners.training.peers import TrainingPeers
-from runners.training.policy import TrainingError, find_head
+from runners.training.policy import find_head
+from runners.training.training_error import TrainingError
 
 
 class DividedMatrix:

@@ -33,13 +33,7 @@ from runners.training.micro_batches import (
 from runners.training.mismatch import Mismatch
 from runners.training.objective import Objective
 from runners.training.peers import TrainingPeers, find_lost_peers
-from runners.training.policy import (
-    TrainingError,
-    find_decoder,
-    find_device,
-    load_policy,
-    make_optimizer,
-)
+from runners.training.policy import find_decoder, find_device, load_policy, make_optimizer
 from runners.training.policy_check import check_policy, prepare_trees
 from runners.training.precision import MasterWeights, round_policy
 from runners.training.recompute import (
@@ -53,6 +47,7 @@ from runners.training.routing.step import RoutingReplay
 from runners.training.sample import Sample
 from runners.training.schedule import find_learning_rate
 from runners.training.totals import StepTotals
+from runners.training.training_error import TrainingError
 from runners.training.tree.layers import enable_trees
 from runners.trajectory.record import LogprobArray
 from runners.trajectory.routing import Routing, RoutingError

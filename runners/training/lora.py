@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from conf.sections.training import LoraConfig
 from runners.engines.adapters import ADAPTER
-from runners.training.policy import TrainingError, find_decoder
+from runners.training.policy import find_decoder
+from runners.training.training_error import TrainingError
 
 WEIGHTS = "adapter_model.safetensors"
 """The name by which peft and SGLang find the adapters of a directory."""

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from conf.errors import ExitCode
-from runners.training.policy import TrainingError
 from runners.training.sample import Sample
+from runners.training.training_error import TrainingError
 from runners.training.tree.packing import order_samples
 
 # torch 2.13 has new names, and warns of the old ones.

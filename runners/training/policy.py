@@ -9,12 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from conf.errors import AgentrlError
 from conf.sections.training import LocalTrainerConfig
-
-
-class TrainingError(AgentrlError):
-    """Training cannot go on: the loss or a gradient is not finite, or the weights do not fit."""
+from runners.training.training_error import TrainingError
 
 
 def load_policy(directory: Path) -> nn.Module:

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from runners.training.hidden_states import compute_hidden_states
 from runners.training.micro_batches import MicroBatch, make_micro_batches
-from runners.training.policy import TrainingError, find_decoder, find_head
+from runners.training.policy import find_decoder, find_head
 from runners.training.sample import Sample
+from runners.training.training_error import TrainingError
 from runners.training.tree.layers import disable_trees, enable_trees, find_obstacle
 
 LENGTH, CUT = 18, 12

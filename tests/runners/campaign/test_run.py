@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import torch
@@ -25,3 +27,10 @@ def test_a_resumed_campaign_trains_the_weights_of_its_checkpoint(tmp_path: Path)
     pairs = list(zip(first.model.parameters(), resumed.model.parameters(), strict=True))
     assert pairs
     assert all(torch.equal(saved, restored) for saved, restored in pairs)
+
+
+def test_a_driver_whose_trainer_is_other_processes_imports_no_torch() -> None:
+    modules = "runners.campaign.run, runners.campaign.overlap.steps, runners.trainer_ranks.client"
+    code = f"import sys, {modules}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -19,7 +19,7 @@ from runners.training.divided_vocabulary import (
     take_rows,
 )
 from runners.training.peers import TrainingPeers
-from runners.training.policy import TrainingError
+from runners.training.training_error import TrainingError
 from tests.fakes.thread_peers import run_together
 
 WIDTH = 4

@@ -14,8 +14,8 @@ from runners.training import checkpoint
 from runners.training.checkpoint import CheckpointError
 from runners.training.local import LocalTrainer
 from runners.training.losses import replace_rounded
-from runners.training.policy import TrainingError
 from runners.training.sample import Sample
+from runners.training.training_error import TrainingError
 from tests.fakes.local_trainer import VOCAB, logprobs, make_rollouts, make_trainer
 from tests.fakes.tiny_model import write_tiny_model
 

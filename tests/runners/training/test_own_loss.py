@@ -11,7 +11,7 @@ from conf.compose import compose
 from conf.sections.plugin import PluginConfig
 from runners.preflight.plugins import find_plugin_errors
 from runners.training.local import LocalTrainer
-from runners.training.policy import TrainingError
+from runners.training.training_error import TrainingError
 from tests.fakes.local_trainer import VOCAB, logprobs, make_rollouts, make_trainer
 from tests.fakes.tiny_model import write_tiny_model
 
