@@ -79,7 +79,7 @@ class Config(Section):
             training.supervised_rules(self.run, self.trainer),
             training.teacher_rules(self.trainer, self.sampling, self.rollout),
             training.device_rules(self.trainer),
-            overlap.overlap_rules(self.run, self.rollout, self.engine, self.trainer),
+            overlap.overlap_rules(self.run, self.rollout, self.trainer),
             training.sink_rules(self.observe, self.trainer),
             slime.slime_rules(self.trainer, self.launch, self.model, self.task, self.scenario),
             slime.slime_algorithm_rules(self.trainer, self.routing_replay),

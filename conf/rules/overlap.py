@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from conf.rules.rule import Rule
-from conf.sections.engine import EmbeddedEngineConfig, EngineConfig
 from conf.sections.rollout import RolloutConfig
 from conf.sections.run import STALENESS, RunConfig
 from conf.sections.training import LocalTrainerConfig, TrainerConfig
 
 
-def overlap_rules(
-    run: RunConfig, rollout: RolloutConfig, engine: EngineConfig, trainer: TrainerConfig
-) -> Iterator[Rule]:
+def overlap_rules(run: RunConfig, rollout: RolloutConfig, trainer: TrainerConfig) -> Iterator[Rule]:
     """Yield the rules of ``run.overlap``: rollouts of older weights are corrected, and bounded."""
     chosen = f"run.overlap={run.overlap}"
     for name in ("staleness", "window"):
@@ -46,11 +43,6 @@ def overlap_rules(
             "weights of the last step but one; raise run.keep_checkpoints to 2",
         )
         return
-    yield (
-        not isinstance(engine, EmbeddedEngineConfig),
-        f"{chosen} changes weights under running turns, and engine={engine.kind} is not known to "
-        "mark each token with its weights: choose engine=embedded, or run.overlap=step",
-    )
     if run.window is not None:
         most = STALENESS if run.staleness is None else run.staleness
         yield (

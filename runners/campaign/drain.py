@@ -1,6 +1,7 @@
 """Pause all turns before new weights are loaded, and prove that the engine is idle.
 
-Invariant: nothing is generated while weights change, so no completion mixes two versions.
+Invariant: nothing is generated while weights change, so each token is of the weights that its
+answer names; no completion mixes two versions unless turns are kept.
 """
 
 from __future__ import annotations
@@ -26,15 +27,17 @@ async def pause_turns(
     engine: ServedEngine,
     *,
     deadline_s: float,
+    keep: bool = False,
     idle_s: float = IDLE_DEADLINE_S,
 ) -> AsyncIterator[PauseResult]:
     """Keep the engine idle inside this context; turns wait, and continue however it ends.
 
-    Generations in flight get ``deadline_s`` to finish. Raises GatewayError if the gateway cannot be
-    paused or resumed, EngineError if the engine is not idle ``idle_s`` later.
+    Generations in flight get ``deadline_s`` to finish; the others are sampled again afterwards, or
+    with ``keep`` continued from the tokens that they have. Raises GatewayError if the gateway
+    cannot be paused or resumed, EngineError if the engine is not idle ``idle_s`` later.
     """
     try:
-        paused = await gateway.pause(deadline_s)
+        paused = await gateway.pause(deadline_s, keep=keep)
         await _wait_until_idle(engine, idle_s)
         yield paused
     finally:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from conf.errors import error_text
 from conf.schema import Config
+from conf.sections.engine import EmbeddedEngineConfig
 from runners.campaign.drain import pause_turns
 from runners.campaign.group_runner import GroupRunner, note_final
 from runners.campaign.overlap.producer import GroupProducer
@@ -206,12 +207,13 @@ class Campaign:
     async def _load_weights(self, saved: checkpoint.Checkpoint) -> None:
         """Load weights into the engine; in ``stream`` turns in flight go on with them."""
         engine, gateway = self._services.engine, self._services.context.gateway
-        if self._config.run.overlap == "stream" and self._overlapping:
-            assert isinstance(engine, HttpEngine), "by the rules of the configuration"
+        keep = self._config.run.overlap == "stream" and self._overlapping
+        if keep and isinstance(self._config.engine, EmbeddedEngineConfig):
+            assert isinstance(engine, HttpEngine)
             await engine.switch_weights(saved.path, saved.step)
             return
-        drain_s = self._config.rollout.deadlines.drain_s
-        async with pause_turns(gateway, engine, deadline_s=drain_s):
+        drain_s = 0.0 if keep else self._config.rollout.deadlines.drain_s
+        async with pause_turns(gateway, engine, deadline_s=drain_s, keep=keep):
             await engine.update_weights(saved.path, saved.step)
 
     async def _train(self, step: int) -> dict[str, Any]:

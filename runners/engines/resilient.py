@@ -1,19 +1,34 @@
 """Put limits, retries and pauses around an engine.
 
-Invariants: a call returns a whole generation of one weight version, never one that was cut off. Its
-deadline counts time at the engine and between attempts, never a wait for our own limits or for a
-pause. Each attempt has a request id of its own.
+Invariants: a call returns a whole generation, never one that was cut off; of one weight version,
+unless a pause let it continue with other weights. Its deadline counts time at the engine and
+between attempts, never a wait for our own limits or for a pause. Each attempt has a request id of
+its own.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from runners.concurrency.limits import Admission, TokenBucket, backoff_s
+from runners.engines.continuation import (
+    ABORTED,
+    can_continue,
+    close_part,
+    continue_request,
+    join_parts,
+)
 from runners.engines.contract import Engine, EngineError, Generation, SamplingParams, TokenIds
+
+INTERRUPT_S = 10.0
+"""An engine gets so long to return what it sampled of requests that it was asked to abort; then
+they are given up.
+"""
+INTERRUPT_AGAIN_S = 0.5
+"""Time until a request is aborted again: an engine ignores an abort that overtakes its request."""
 
 QUEUED_SHARE = 0.25
 """A call that waited this share of its deadline in the engine's queue counts as pushback: it should
@@ -40,10 +55,24 @@ class PauseResult:
     finished: int
     aborted: int
     """Sampled again after the pause."""
+    kept: int = 0
+    """Continued after the pause from the tokens that they had."""
 
 
 class _Drained(Exception):
     """A pause aborted the generation."""
+
+
+@dataclass(eq=False, slots=True)
+class _Attempt:
+    """An attempt that is at the engine."""
+
+    rid: str
+    limit: asyncio.Timeout
+    drained: bool = False
+    """A pause has moved its deadline to now."""
+    interrupted: bool = False
+    """A pause has asked the engine to abort it, and takes what it sampled."""
 
 
 class ResilientEngine:
@@ -61,16 +90,22 @@ class ResilientEngine:
         deadline_s: float,
         bucket: TokenBucket,
         admission: Admission,
+        abort: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
+        """``abort`` asks the engine to end a request with the tokens that it has; without it a
+        pause keeps none.
+        """
         self._engine = engine
+        self._abort = abort
         self._attempts = attempts
         self._deadline_s = deadline_s
         self._bucket = bucket
         self._admission = admission
-        self._running: dict[asyncio.Timeout, bool] = {}
-        """Deadline of each attempt at the engine → whether a pause has moved it to now."""
+        self._running: set[_Attempt] = set()
         self._aborted = 0
         """Attempts that pauses have aborted."""
+        self._kept = 0
+        """Attempts whose tokens were kept by pauses."""
         self._open = asyncio.Event()
         self._open.set()
         self._idle = asyncio.Event()
@@ -92,22 +127,27 @@ class ResilientEngine:
         counters = EngineCallCounters() if counters is None else counters
         clock = asyncio.get_running_loop().time
         left, attempts, failures, dropped = self._deadline_s, 0, 0, False
+        parts: list[Generation] = []
         while True:
             async with self._admitted():
                 began, attempts = clock(), attempts + 1
+                prompt, rest = continue_request(input_ids, params, parts)
                 try:
                     # padded, because SGLang aborts by prefix: r-1 would also abort r-10
-                    generation = await self._attempt(
-                        input_ids, params, f"{rid}-{attempts:03}", left
-                    )
+                    generation = await self._attempt(prompt, rest, f"{rid}-{attempts:03}", left)
                 except _Drained:
                     counters.drained += 1
                     continue
                 except EngineError as error:
                     failure = error
                 else:
+                    if len(generation.output_ids) or generation.finish_reason != ABORTED:
+                        parts.append(generation)
+                    if generation.finish_reason == ABORTED:
+                        left -= clock() - began
+                        continue
                     self._adapt_limit(generation, counters)
-                    return generation
+                    return join_parts(parts)
                 if failure.pushed_back:
                     counters.pushed_back += 1
                     self._admission.record_pushback()
@@ -123,27 +163,42 @@ class ResilientEngine:
                 left -= pause
             counters.engine_retries += 1
 
-    async def pause(self, deadline_s: float) -> PauseResult:
+    async def pause(self, deadline_s: float, *, keep: bool = False) -> PauseResult:
         """Start no attempt until ``resume``; return when none is in flight.
 
         Those in flight get ``deadline_s`` to finish, then they are aborted; their callers wait for
-        the end of the pause and get a new generation. Cancelling leaves the engine paused.
+        the end of the pause and get a new generation, or with ``keep`` one that continues what was
+        sampled. Cancelling leaves the engine paused.
         """
         self._open.clear()
-        in_flight, aborted_before = len(self._running), self._aborted
+        in_flight, aborted_before, kept_before = len(self._running), self._aborted, self._kept
         try:
             async with asyncio.timeout(deadline_s):
                 await self._idle.wait()
         except TimeoutError:
+            if keep and self._abort is not None:
+                await self._interrupt(self._abort)
             # an expired deadline cancels the call, which aborts it at the engine; the flag tells
             # ``_attempt`` that it was the pause
-            for limit in self._running:
-                if not limit.expired():
-                    self._running[limit] = True
-                    limit.reschedule(asyncio.get_running_loop().time())
+            for attempt in self._running:
+                if not attempt.limit.expired():
+                    attempt.drained = True
+                    attempt.limit.reschedule(asyncio.get_running_loop().time())
             await self._idle.wait()
-        aborted = self._aborted - aborted_before
-        return PauseResult(finished=in_flight - aborted, aborted=aborted)
+        aborted, kept = self._aborted - aborted_before, self._kept - kept_before
+        return PauseResult(finished=in_flight - aborted - kept, aborted=aborted, kept=kept)
+
+    async def _interrupt(self, abort: Callable[[str], Awaitable[None]]) -> None:
+        """Ask the engine for what it has sampled of each attempt, for at most ``INTERRUPT_S``."""
+        clock = asyncio.get_running_loop().time
+        ends = clock() + INTERRUPT_S
+        while self._running and clock() < ends:
+            for attempt in self._running:
+                attempt.interrupted = True
+            await asyncio.gather(*(abort(attempt.rid) for attempt in self._running))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(INTERRUPT_AGAIN_S, max(0.0, ends - clock()))):
+                    await self._idle.wait()
 
     def resume(self) -> None:
         """Start attempts again, in the order in which they waited."""
@@ -165,26 +220,37 @@ class ResilientEngine:
     async def _attempt(
         self, input_ids: TokenIds, params: SamplingParams, rid: str, left_s: float
     ) -> Generation:
-        """Make one attempt; raises EngineError unless it gives a whole generation, or _Drained."""
-        limit = asyncio.timeout(left_s)
+        """Make one attempt; raises EngineError unless it gives a whole generation, or one that a
+        pause interrupted and that can be continued; _Drained if a pause ended it.
+        """
+        attempt = _Attempt(rid, asyncio.timeout(left_s))
         try:
-            async with limit:
-                self._running[limit] = False
+            async with attempt.limit:
+                self._running.add(attempt)
                 self._idle.clear()
                 generation = await self._engine.generate(input_ids, params, rid=rid)
         except TimeoutError:
-            if self._running[limit]:
+            if attempt.drained:
                 self._aborted += 1
                 raise _Drained from None
             raise EngineError(
                 f"the engine did not answer within {self._deadline_s:g} s", retryable=True
             ) from None
         finally:
-            del self._running[limit]
+            self._running.discard(attempt)
             if not self._running:
                 self._idle.set()
-        if generation.finish_reason == "abort":
+        if generation.finish_reason != ABORTED:
+            return generation
+        if not attempt.interrupted:
             raise EngineError("the engine aborted the generation", retryable=True)
+        generation = close_part(generation, params)
+        if generation.finish_reason != ABORTED:
+            return generation
+        if not can_continue(generation, input_ids, params):
+            self._aborted += 1
+            raise _Drained
+        self._kept += 1
         return generation
 
     def _adapt_limit(self, generation: Generation, counters: EngineCallCounters) -> None:

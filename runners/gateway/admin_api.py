@@ -73,7 +73,7 @@ class AdminApi:
 
     async def pause(self, call: AdminCall) -> Mapping[str, Any]:
         """Let no generation begin until ``resume``; answer when none is at the engine."""
-        return asdict(await self._engine.pause(call.body.deadline_s))
+        return asdict(await self._engine.pause(call.body.deadline_s, keep=call.body.keep))
 
     async def resume(self, call: AdminCall) -> Mapping[str, Any]:
         """Let generations begin again."""

@@ -103,6 +103,10 @@ class PauseRequest(AdminBody):
 
     deadline_s: NonNegativeFloat
     """Time for the generations in flight to finish."""
+    keep: bool = False
+    """Continue those that do not, after the pause, from the tokens that they have; the weights may
+    then have changed under them. False: they are sampled again.
+    """
 
 
 # --- answers -----------------------------------------------------------------------------------

@@ -105,13 +105,14 @@ class GatewayAdmin:
             if error.status != 404:
                 raise
 
-    async def pause(self, deadline_s: float) -> PauseResult:
+    async def pause(self, deadline_s: float, *, keep: bool = False) -> PauseResult:
         """Let no generation begin at the engine until ``resume``; return when none is there.
 
-        Those in flight get ``deadline_s``, then they are aborted and sampled again after the pause;
-        new ones wait. A call that raises may have paused the gateway all the same.
+        Those in flight get ``deadline_s``, then they are aborted and sampled again after the pause,
+        with ``keep`` continued from the tokens that they have; new ones wait. A call that raises
+        may have paused the gateway all the same.
         """
-        body = {"deadline_s": deadline_s}
+        body = {"deadline_s": deadline_s, "keep": keep}
         return PauseResult(**await self._request("POST", "/admin/pause", body, longer_s=deadline_s))
 
     async def resume(self) -> None:

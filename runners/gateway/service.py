@@ -158,15 +158,17 @@ def _engine(
 ) -> ResilientEngine:
     deadline_s = settings.turn_s + ENGINE_GRACE_S
     client: Engine
+    abort = None
     if settings.fixed_engine is not None:
         client = connect_fixed_engine(settings.fixed_engine, deadline_s=deadline_s)
     else:
-        client = connect_engine(
+        client = served = connect_engine(
             settings.engine_url,
             settings.engine_workers,
             deadline_s=deadline_s,
             adapter=settings.adapter,
         )
+        abort = served.abort
     replica = settings.replica
     # The limits are those of all replicas together. The rate is one that they share. The calls in
     # flight are split: each has its part of the maximum, and of what a round trip adds, so that all
@@ -179,6 +181,7 @@ def _engine(
         deadline_s=settings.turn_s,
         bucket=SharedTokenBucket(rate, replica.rate) if replica else TokenBucket(rate),
         admission=Admission(MAX_ENGINE_CALLS // parts, adaptive=settings.adaptive, gain=1 / parts),
+        abort=abort,
     )
 
 

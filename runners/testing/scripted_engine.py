@@ -226,6 +226,8 @@ class ScriptedEngine(LoopbackServer):
         if rid in self._running:
             return _error(400, f"Duplicate request ID detected: {rid}")
         aborted = self._running[rid] = asyncio.Event()
+        clock = asyncio.get_running_loop().time
+        began = clock()
         try:
             async with asyncio.timeout(completion.delay_s):
                 await aborted.wait()
@@ -245,7 +247,8 @@ class ScriptedEngine(LoopbackServer):
             return Reply(completion.raw, completion.status, completion.headers)
         if completion.status != 200:
             return _error(completion.status, completion.message, completion.headers)
-        return _json(self._answer(body, completion, aborted=aborted.is_set()))
+        sampled = (clock() - began) / completion.delay_s if aborted.is_set() else 1.0
+        return _json(self._answer(body, completion, sampled, aborted=aborted.is_set()))
 
     def _next_completion(self, tokens: int) -> Completion | None:
         if self.long_s is not None and tokens > LONG_TOKENS:
@@ -253,10 +256,12 @@ class ScriptedEngine(LoopbackServer):
         return self.script.popleft() if self.script else self.always
 
     def _answer(
-        self, body: dict[str, Any], completion: Completion, *, aborted: bool
+        self, body: dict[str, Any], completion: Completion, sampled: float, *, aborted: bool
     ) -> dict[str, Any]:
+        """Return the answer, of an aborted request the share of its tokens that is ``sampled``."""
         ids = self.tokenizer.encode(completion.text, add_special_tokens=False).ids
         ids = ids if completion.ids is None else list(completion.ids)
+        ids = ids[: int(len(ids) * sampled)]
         self.weight_version = completion.weight_version or self.weight_version
         limit = body["sampling_params"]["max_new_tokens"]
         finish: dict[str, Any] = {"type": completion.finish}

@@ -29,16 +29,16 @@ CORRECTED = "trainer.correction.truncate=token"
             ["run.overlap=stream", CORRECTED, "run.staleness=1", "run.window=2"],
             "run.window=2 is more than run.staleness=1",
         ),
-        (
-            ["run.overlap=stream", CORRECTED, *SGLANG],
-            "choose engine=embedded, or run.overlap=step",
-        ),
     ],
 )
 def test_what_an_asynchronous_campaign_lacks_is_named(overrides: list[str], named: str) -> None:
     with pytest.raises(ConfigError) as caught:
         compose(overrides)
     assert named in "\n".join(caught.value.faults)
+
+
+def test_an_sglang_server_may_switch_weights_under_turns() -> None:
+    assert compose(["run.overlap=stream", CORRECTED, *SGLANG]).run.overlap == "stream"
 
 
 def test_limits_are_those_of_the_mode_and_of_the_keys() -> None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 
@@ -48,3 +50,13 @@ def write_tiny_model(
                 parameter.data.uniform_(0.7, 1.4)
     model.save_pretrained(directory)
     return directory
+
+
+def policy_logprobs(directory: Path, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+    """Return each token's logprob under a policy, float32 [T]; 0 for the first."""
+    policy = Qwen3MoeForCausalLM.from_pretrained(directory)
+    ids = torch.from_numpy(tokens.astype(np.int64))
+    with torch.no_grad():
+        logprobs = policy(ids[None]).logits[0].log_softmax(-1)
+    chosen = logprobs[:-1].gather(1, ids[1:, None])[:, 0]
+    return np.append(np.zeros(1, np.float32), chosen.numpy())

@@ -34,8 +34,11 @@ NAMESPACES = ["--user", "--map-root-user", "--net", "--mount", "--pid", "--uts"]
 UNSHARE = ["unshare", *NAMESPACES, "--fork", "--kill-child", "--mount-proc"]
 PROGRAMS = ("enter_host", "nvidia-smi", "sbatch", "scontrol", "squeue", "srun", "ssh")
 TRAIN = '''\
-"""Stand-in for slime's train.py: take all GPUs of the job as slime does, write the call down."""
-import json, os, socket, sys
+"""Stand-in for slime's train.py: take all GPUs of the job as slime does, write the call down.
+
+With a file ``hold`` in the job's directory it goes on for ever.
+"""
+import json, os, socket, sys, time
 import ray
 from ray.util.placement_group import placement_group
 
@@ -55,6 +58,8 @@ call = {
 }
 with open(os.environ["AGENTRL_RUN_DIR"] + "/train-call.json", "w") as file:
     json.dump(call, file)
+while os.path.exists(os.environ["AGENTRL_RUN_DIR"] + "/hold"):
+    time.sleep(0.2)
 print("step 0 done")
 '''
 CONVERT = '''\

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 import torch
@@ -24,7 +25,7 @@ from runners.engines.resilient import PauseResult
 from runners.gateway.client import GatewayError
 from runners.testing.tiny_tokenizer import write_tiny_tokenizer
 from tests.fakes.running_gateway import Agent, Gateway, read_events, running_gateway, user
-from tests.fakes.tiny_model import write_tiny_model
+from tests.fakes.tiny_model import policy_logprobs, write_tiny_model
 
 LONG, SHORT = 1500, 20
 """Tokens: seconds, and a moment."""
@@ -120,6 +121,33 @@ async def test_a_turn_that_cannot_finish_in_time_is_sampled_again_with_the_new_w
     stats = await agent.stats()
     assert (stats["drained"], stats["engine_retries"], stats["aborted"]) == (1, 0, 0)
     assert stats["sampled_tokens"] == len(turn.output_ids), "nothing of the first try is left"
+
+
+async def test_a_turn_that_is_kept_goes_on_with_the_new_weights_on_what_the_old_ones_sampled(
+    bench: Bench, tmp_path: Path
+) -> None:
+    other = write_tiny_model(tmp_path / "other", seed=1)
+    agent = await bench.agent("s", 400)
+    asking = ask(agent)
+    await running(bench.core, 1)
+    await asyncio.sleep(0.2)
+    async with pause_turns(bench.gateway.admin, bench.engine, deadline_s=0, keep=True) as pause:
+        assert pause == PauseResult(finished=0, aborted=0, kept=1)
+        await bench.engine.update_weights(other, 1)
+    await asking
+    (turn,) = bench.gateway.turns("s")
+    assert [version for version, _ in turn.weight_spans] == [0, 1]
+    ids = np.concatenate([turn.prompt_new, turn.output_ids])
+    versions, begin = turn.output_versions, len(turn.prompt_new)
+    for version, directory in ((0, bench.weights), (1, other)):
+        expected = policy_logprobs(directory, ids)[begin:]
+        assert np.abs(turn.output_logprobs - expected)[versions == version].max() < 1e-4
+        assert np.abs(turn.output_logprobs - expected)[versions != version].max() > 1e-2, "it bites"
+    stats = await agent.stats()
+    assert (stats["drained"], stats["engine_retries"], stats["sampled_tokens"]) == (
+        *(0, 0),
+        len(turn.output_ids),
+    )
 
 
 async def test_a_stream_is_pinged_through_a_pause(bench: Bench) -> None:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from numpy.typing import NDArray
-from transformers import Qwen3MoeForCausalLM
+from aiohttp import web
 
+from runners.engines.embedded.core import EngineCore
+from runners.engines.embedded.server import EngineServer
 from runners.store.run_store import RunStore
 from runners.training.checkpoint import CHECKPOINTS, directory_name
 from runners.trajectory.graph import build_segments
 from runners.trajectory.record import Segment
+from tests.fakes.tiny_model import policy_logprobs
 from tests.runners.campaign.account import account, differences
 from tests.runners.campaign.conftest import Miniature
 
@@ -73,19 +76,25 @@ def test_a_run_of_step_killed_in_every_step_is_the_undisturbed_one_bit_for_bit(
     assert found == []
 
 
-def policy_logprobs(directory: Path, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
-    """Return each token's logprob under a policy, float32 [T]; 0 for the first."""
-    policy = Qwen3MoeForCausalLM.from_pretrained(directory)
-    ids = torch.from_numpy(tokens.astype(np.int64))
-    with torch.no_grad():
-        logprobs = policy(ids[None]).logits[0].log_softmax(-1)
-    chosen = logprobs[:-1].gather(1, ids[1:, None])[:, 0]
-    return np.append(np.zeros(1, np.float32), chosen.numpy())
-
-
 def trained_segments(store: RunStore) -> Iterator[Segment]:
     for record in store.rollouts(counts=True):
         yield from build_segments(store.turns(record.session_id))
+
+
+@asynccontextmanager
+async def serve_engine(model: Path) -> AsyncIterator[str]:
+    """Serve an engine as an SGLang server that a run did not start; yield its URL."""
+    core = EngineCore(model, max_context_tokens=4096, tokenizer=model, threads=1)
+    runner = web.AppRunner(
+        EngineServer(core).application(), handler_cancellation=True, shutdown_timeout=0.1
+    )
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+        core.shut_down()
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +108,20 @@ def stream(
 
 
 def test_in_stream_each_token_is_of_the_weights_that_its_version_names(stream: Miniature) -> None:
-    """A falsified span is seen: under the weights of another version the logprobs differ."""
+    check_versions(stream)
+
+
+async def test_an_sglang_server_s_turns_are_aborted_and_continued_with_versions_as_exact(
+    miniature: Miniature,
+) -> None:
+    async with serve_engine(miniature.policy) as url:
+        served = ["model=tiny", "engine=sglang", f"engine.url={url}"]
+        await asyncio.to_thread(lambda: miniature.finish(miniature.begin(*served, *STREAM)))
+    check_versions(miniature)
+
+
+def check_versions(stream: Miniature) -> None:
+    """Recompute all logprobs; a falsified span is seen: under other weights they differ."""
     assert max(metrics(stream, "policy/staleness_max")) in (1, 2)
     mixed = falsified = 0
     with stream.store() as store:

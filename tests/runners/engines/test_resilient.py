@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,10 +14,16 @@ from hypothesis import strategies as st
 from runners.concurrency.limits import Admission, TokenBucket
 from runners.engines.client import HttpEngine
 from runners.engines.contract import Engine, EngineError, Generation, SamplingParams
-from runners.engines.resilient import EngineCallCounters, PauseResult, ResilientEngine
-from runners.testing.completions import Completion
+from runners.engines.resilient import (
+    INTERRUPT_S,
+    EngineCallCounters,
+    PauseResult,
+    ResilientEngine,
+)
+from runners.testing.completions import Completion, routed
 from runners.testing.scripted_engine import ScriptedEngine
 from runners.testing.tiny_tokenizer import tiny_tokenizer
+from runners.trajectory.routing import RoutingShape
 from tests.fakes.virtual_time import in_virtual_time
 
 DEADLINE_S = 60.0
@@ -59,17 +66,20 @@ class Bench:
             deadline_s=deadline_s,
             bucket=TokenBucket(rate),
             admission=self.admission,
+            abort=self.client.abort,
         )
         self.counters = EngineCallCounters()
         self.calls = 0
 
-    async def generate(self, rid: str | None = None) -> Generation:
+    async def generate(
+        self, rid: str | None = None, params: SamplingParams | None = None
+    ) -> Generation:
         """Make a call; the first one without an id is ``r``."""
         if rid is None:
             rid = f"r{self.calls or ''}"
             self.calls += 1
         return await self.engine.generate(
-            [1, 2], SamplingParams(8), rid=rid, counters=self.counters
+            [1, 2], params or SamplingParams(8), rid=rid, counters=self.counters
         )
 
     def start(self, rid: str | None = None) -> asyncio.Task[Generation]:
@@ -370,6 +380,102 @@ async def test_a_cancelled_pause_lasts_until_resume() -> None:
     assert not later.done()
     bench.engine.resume()
     await later
+
+
+def tokens(*ids: int, delay_s: float = 8.0) -> Completion:
+    """Return an answer of these ids, which come one after the other until ``delay_s``."""
+    return Completion("", ids=ids, delay_s=delay_s)
+
+
+SHAPE = RoutingShape(layers=2, top_k=1, experts=4, routed=(0, 1))
+
+
+@in_virtual_time
+async def test_a_generation_that_a_pause_keeps_is_continued_with_the_weights_after_it() -> None:
+    bench = Bench(tokens(5, 6, 7, 8), tokens(9, 10, delay_s=4), tokens(11))
+    bench.inner.shape = SHAPE
+    call = asyncio.create_task(bench.generate(params=SamplingParams(8, routing_start=1)))
+    for version in (2, 3):
+        await asyncio.sleep(2.5 if version == 3 else 4.5)
+        assert await bench.engine.pause(0, keep=True) == PauseResult(0, 0, kept=1)
+        await bench.client.update_weights(Path(), version)
+        bench.engine.resume()
+    found = await call
+    assert found.output_ids.tolist() == [5, 6, 9, 11]
+    assert (found.weight_spans, found.weight_version) == (((1, 2), (2, 1), (3, 1)), 3)
+    assert (found.finish_reason, found.prompt_tokens) == ("stop", 2)
+    prompts = [(body["input_ids"], body["sampling_params"]["max_new_tokens"])
+               for body in bench.inner.seen.requests]  # fmt: skip
+    assert prompts == [([1, 2], 8), ([1, 2, 5, 6], 6), ([1, 2, 5, 6, 9], 5)]
+    parts = [row for _, row in bench.inner.seen.answered]
+    assert found.logprobs.tolist() == [p for part in parts for p in part]
+    # a row per token but the last, from the first that was wanted, each by the weights of its part
+    path = [1, 2, 5, 6, 9, 11]
+    rows = [(1, 1, 3), (2, 3, 4), (3, 4, 5)]
+    wanted = [routed(SHAPE, path, version)[begin:end] for version, begin, end in rows]
+    assert found.routing is not None
+    assert np.array_equal(found.routing, np.concatenate(wanted).ravel())
+    assert bench.counters == EngineCallCounters()
+
+
+@pytest.mark.parametrize("why", ["stop string", "unknown weights", "no routing"])
+@in_virtual_time
+async def test_a_generation_that_cannot_be_continued_is_sampled_again(why: str) -> None:
+    bench = Bench(tokens(5, 6, 7, 8), tokens(9))
+    params = SamplingParams(8, stop=("x",) if why == "stop string" else ())
+    if why == "unknown weights":
+        bench.inner.weight_version = "unnamed"
+    if why == "no routing":
+        params = replace(params, routing_start=0)
+    call = asyncio.create_task(bench.generate(params=params))
+    await asyncio.sleep(5)
+    assert await bench.engine.pause(0, keep=True) == PauseResult(finished=0, aborted=1)
+    bench.engine.resume()
+    if why == "no routing":
+        bench.inner.shape = SHAPE
+    assert (await call).output_ids.tolist() == [9]
+    assert bench.counters.drained == 1
+
+
+@pytest.mark.parametrize(
+    ("params", "reason"),
+    [(SamplingParams(2), "length"), (SamplingParams(8, stop_token_ids=(6,)), "stop")],
+)
+@in_virtual_time
+async def test_a_generation_that_is_aborted_at_its_last_token_is_whole(
+    params: SamplingParams, reason: str
+) -> None:
+    bench = Bench(Completion("", ids=(5, 6, 7), delay_s=9))
+    call = asyncio.create_task(bench.generate(params=params))
+    await asyncio.sleep(7)
+    assert await bench.engine.pause(0, keep=True) == PauseResult(finished=1, aborted=0)
+    found = await call
+    assert (found.output_ids.tolist(), found.finish_reason) == ([5, 6], reason)
+    assert len(bench.rids) == 1
+
+
+@in_virtual_time
+async def test_an_engine_that_ignores_aborts_gives_its_requests_up_after_a_while() -> None:
+    bench = Bench(tokens(5, 6, delay_s=40), tokens(9))
+    bench.inner.deaf = True
+    call = bench.start()
+    await asyncio.sleep(1)
+    assert await bench.engine.pause(0, keep=True) == PauseResult(finished=0, aborted=1)
+    assert now() == 1 + INTERRUPT_S
+    bench.engine.resume()
+    assert (await call).output_ids.tolist() == [9]
+
+
+@in_virtual_time
+async def test_a_generation_whose_client_leaves_while_it_is_kept_leaves_nothing() -> None:
+    bench = Bench(tokens(5, 6))
+    call = bench.start()
+    await asyncio.sleep(5)
+    await bench.engine.pause(0, keep=True)
+    call.cancel()
+    await asyncio.wait([call])
+    bench.engine.resume()
+    assert bench.admission.in_flight == bench.inner.running == 0
 
 
 @dataclass(frozen=True)

@@ -173,7 +173,7 @@ async def test_a_drain_behind_a_router_asks_the_workers_for_their_load(
     servers: list[ScriptedEngine],
 ) -> None:
     class Gateway(GatewayAdmin):
-        async def pause(self, deadline_s: float) -> PauseResult:
+        async def pause(self, deadline_s: float, *, keep: bool = False) -> PauseResult:
             return PauseResult(0, 0)
 
         async def resume(self) -> None:
