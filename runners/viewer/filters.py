@@ -58,7 +58,7 @@ class ViewError(AgentrlError):
 
 @dataclass(frozen=True, slots=True)
 class RolloutQuery:
-    """Which rollouts, in which order."""
+    """Selects rollouts, and their order."""
 
     only: tuple[str, ...] = ()
     """Keys of ``ONLY``, all of which hold."""

@@ -1,4 +1,4 @@
-"""What the page shows of one rollout, as JSON of a bounded size."""
+"""Builds the JSON of one rollout for the page, of a bounded size."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LATER = 500
 TOKENS = 4000
 """Tokens of one answer, as the page draws at once (``tokens.js``)."""
 NOT_RECORDED, RECORDED, OTHER_WEIGHTS = range(3)
-"""What is known of a token's experts."""
+"""Codes of what the store has of a token's experts."""
 
 
 def build_document(view: ViewedRollout) -> dict[str, Any]:

@@ -45,8 +45,8 @@ _NEW_ATTEMPTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """How much of the store is indexed."""
+class IndexProgress:
+    """Share of the store that is indexed."""
 
     done: int
     total: int
@@ -71,7 +71,7 @@ class SearchIndex:
             self._open(store.run_id).close()
         store.database.execute("ATTACH DATABASE ? AS search", (str(self.path),))
 
-    def update(self, show: Callable[[Progress], object] = lambda _: None) -> Progress:
+    def update(self, show: Callable[[IndexProgress], object] = lambda _: None) -> IndexProgress:
         """Add what the store has and the index lacks; ``show`` is called after each batch."""
         with _view_errors(self.path), RunStore.open(self.run_dir, read_only=True) as store:
             self.attach(store)
@@ -80,10 +80,10 @@ class SearchIndex:
                     show(self.progress(store))
             return self.progress(store)
 
-    def progress(self, store: RunStore) -> Progress:
+    def progress(self, store: RunStore) -> IndexProgress:
         """Return how much is indexed; the store has the index attached."""
         total = store.query("SELECT coalesce(max(rowid), 0) FROM turn")[0][0]
-        return Progress(store.query("SELECT turn FROM search.progress")[0][0], total)
+        return IndexProgress(store.query("SELECT turn FROM search.progress")[0][0], total)
 
     def _open(self, run_id: str) -> sqlite3.Connection:
         """Return a connection to the index of a run; of another one, or damaged: an empty index."""

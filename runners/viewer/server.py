@@ -26,8 +26,8 @@ from conf.errors import AgentrlError, error_text
 from runners.export.page_assets import STYLE, build_served_page, read_asset, script_names
 from runners.store.json_text import dumps
 from runners.viewer.filters import ViewError
-from runners.viewer.run_reader import RunReader
-from runners.viewer.search_index import Progress, SearchIndex
+from runners.viewer.page_reader import PageReader
+from runners.viewer.search_index import IndexProgress, SearchIndex
 
 HOST = "127.0.0.1"
 PORTS = range(8721, 8741)
@@ -68,7 +68,7 @@ class ViewServer:
     async def __aenter__(self) -> ViewServer:
         """Open the run and listen; raises StoreError and ViewError."""
         token = await asyncio.to_thread(load_token)
-        self._reader = await self._call(RunReader, self._run_dir)
+        self._reader = await self._call(PageReader, self._run_dir)
         runner = web.AppRunner(self._make_app(token), access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         self._runner = runner
@@ -157,7 +157,7 @@ class ViewServer:
                 self._search = f"no search: {error_text(error)}"
             await asyncio.sleep(INDEX_S)
 
-    def _show(self, progress: Progress) -> None:
+    def _show(self, progress: IndexProgress) -> None:
         if self._stopping.is_set():
             raise _Stopped
         if progress.done < progress.total:

@@ -19,7 +19,7 @@ Given = Mapping[str, list[str]]
 """The values of a request's query by name."""
 
 
-class RunReader:
+class PageReader:
     """One run, opened to be read."""
 
     def __init__(self, run_dir: Path) -> None:
