@@ -19,6 +19,7 @@ from conf.resume import resume_config
 from conf.schema import Config
 from conf.sections.cluster import ClusterLaunchConfig
 from conf.sections.kubernetes import KubernetesLaunchConfig
+from launch.run_weights import use_run_weights
 
 CONFIG_FILE = "config.json"
 MOVABLE = tuple(
@@ -93,9 +94,10 @@ def new_jobs(overrides: list[str], config_file: Path | None = None, *, kind: str
     for lines in runs:
         try:
             if text is None:
-                configs.append(compose(lines))
+                configs.append(use_run_weights(compose(lines)))
             else:
-                configs.append(from_json(text, source=str(config_file), overrides=lines))
+                composed = from_json(text, source=str(config_file), overrides=lines)
+                configs.append(use_run_weights(composed))
         except ConfigError as error:
             faults += error.faults
     if not kind:

@@ -46,6 +46,10 @@ def _divides_by_tokens(mean: Any, advantage: Any, credit: Any) -> bool:
 
 
 IDLE = (
+    Idle(("model.speculative.path", "model.speculative.train_weight"),
+         ("model.speculative.steps",), _positive, "set model.speculative.steps, e.g. to 3"),
+    Idle(("trainer.weight_sync_dir",), ("trainer.weight_sync",), _among("delta"),
+         "set trainer.weight_sync=delta"),
     Idle(("trainer.clip_low",), ("trainer.loss",), _among("ppo", "gspo"),
          "choose trainer.loss=ppo or gspo"),
     Idle(("trainer.clip_high",), ("trainer.loss",), _among("ppo", "gspo", "cispo"),

@@ -20,6 +20,8 @@ INERT: dict[str, dict[str, str]] = {
         "model.stop_token_ids": "only trainer=slime gives them to engines",
         "model.parsers.": "only trainer=slime starts engines with them",
         "model.config": "only trainer=slime reads the architecture before the start",
+        "model.speculative.": "only trainer=slime starts engines with it",
+        "model.fp8_path": "only trainer=slime starts engines with it",
         "model.architecture.": "only trainer=slime takes it from here, others read config.json",
         "model.layout.": "only trainer=slime spreads a model over GPUs",
     },

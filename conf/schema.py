@@ -84,6 +84,7 @@ class Config(Section):
             slime.slime_rules(self.trainer, self.launch, self.model, self.task, self.scenario),
             slime.slime_algorithm_rules(self.trainer, self.routing_replay),
             slime.slime_step_rules(self.trainer, self.rollout, self.routing_replay, self.engine),
+            slime.slime_engine_rules(self.trainer, self.model, self.launch, self.routing_replay),
             launch.cluster_gateway_rules(self.launch, self.executor, self.gateway),
             launch.launch_rules(self.launch),
         )

@@ -131,6 +131,11 @@ class _Config:
     def architecture(self) -> Architecture:
         """Return the architecture."""
         self.require("hidden_act", "silu")
+        if self.whole.get("quantization_config"):
+            self.faults.append(
+                "quantization_config: training starts from bfloat16: name that checkpoint with "
+                "model.path, and the quantised one with model.fp8_path"
+            )
         self.require("use_sliding_window", False)
         experts = self._experts() if self.family.experts else None
         has_dense = experts is None or experts.dense_layers or self.family.dense_ffn

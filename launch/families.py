@@ -14,7 +14,7 @@ Spec = Literal["glm4", "glm5", "minimax_m2", "qwen3_5", "qwen3_next"]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What all models of a family share; None: the checkpoint's file says it."""
+    """Facts that all models of a family share; None: the checkpoint's file says it."""
 
     attention: Literal["grouped", "latent", "hybrid"] = "grouped"
     qk_norm: bool | None = False

@@ -32,7 +32,7 @@ from launch.slurm import container_settings, sbatch_arguments
 SCRIPTS = Path(__file__).with_name("scripts")
 _WIDTH = 110
 _IN_PODS = (
-    *("settings.sh", "steps.sh", "entry.sh", "preflight.sh"),
+    *("settings.sh", "steps.sh", "entry.sh", "export.sh", "preflight.sh"),
     *("check_nodes.py", "convert.py", "config.json"),
 )
 
@@ -136,6 +136,8 @@ def render_settings(plan: JobPlan, command: Sequence[str]) -> str:
         "HF_CHECKPOINT": plan.job.model.path,
         "TORCH_DIST": converted_checkpoint(plan.job),
         "CONVERT_NODES": plan.job.model.layout.convert_nodes,
+        "VOCABULARY": plan.job.architecture.vocabulary,
+        "EXPORT_WEIGHTS": int(plan.job.trainer.export_weights),
         "PYTHON": launch.python,
         "RAY_PORT": launch.ray_port,
         "DASHBOARD_PORT": launch.dashboard_port,

@@ -7,8 +7,9 @@ Assumptions, with their sources:
   ETP and PP.
 * Adam keeps a float32 copy and two moments (12 bytes) and shards them over the replicas
   (``--use-distributed-optimizer``, ZeRO-1, arXiv 1910.02054); with ``trainer.optimizer_offload``
-  they lie in the node's main memory. There lies the reference policy of ``trainer.kl``, too; it
-  takes the policy's place on the GPU while its logprobs are computed.
+  they lie in the node's main memory. There lie the last weights sent, for
+  ``trainer.weight_sync=delta`` (of a stage on the node of its first rank), and the reference policy
+  of ``trainer.kl``, too; it takes the policy's place on the GPU while its logprobs are computed.
 * With full recompute a layer keeps its bfloat16 input, sharded over TP (sequence parallelism,
   arXiv 2205.05198); the first of PP stages holds PP microbatches. One layer at a time is computed
   again: attention's projections, and top-k copies of each token through its expert, forward and
@@ -23,8 +24,9 @@ Assumptions, with their sources:
 * The allocator wastes the share ``FRAGMENTATION`` of all temporary memory. The figure is fitted to
   one known case: of Qwen3.6-35B-A3B on 80 GB cards (TP 2, CP 8, EP 8) a sample of 100k tokens
   fitted, one of 152k did not.
-* An engine takes ``model.layout.engine_memory`` of the GPU, its weights in bfloat16: attention over
-  its attention shards, experts over the engine's GPUs, the vocabulary over the attention shards.
+* An engine takes ``model.layout.engine_memory`` of the GPU, its weights in bfloat16 (with
+  ``model.fp8_path`` one byte each, but for embeddings), with its own layers that draft: attention
+  over its attention shards, experts over the engine's GPUs, the vocabulary over the former.
   The rest of that share is KV cache; the states of linear layers, a constant per request, are
   neglected.
 """
@@ -38,7 +40,7 @@ from conf.sections.architecture import HybridAttention, LatentAttention
 from conf.sections.kubernetes import KubernetesLaunchConfig
 from conf.sections.launch import LaunchConfig
 from conf.sections.slurm import SlurmLaunchConfig
-from launch.parameters import Parameters, count_parameters
+from launch.parameters import Parameters, count_parameters, total_parameters
 from launch.topology import ClusterJob, Topology
 
 GIB = float(1 << 30)
@@ -116,7 +118,7 @@ def estimate_memory(job: ClusterJob, topology: Topology) -> MemoryPlan:
     host = _optimizer_bytes(job, topology) if job.trainer.optimizer_offload else 0.0
     if job.trainer.kl.weight:
         host += 2 * sum(_fullest(job, topology))
-    host *= launch.gpus_per_node / GIB
+    host = (host * launch.gpus_per_node + _snapshot_bytes(job, topology)) / GIB
     plan = MemoryPlan(training, sampling, _find_longest_sample(job, topology), cache, host, ())
     return replace(plan, faults=_faults(job, plan))
 
@@ -226,6 +228,22 @@ def _optimizer_bytes(job: ClusterJob, topology: Topology) -> float:
     return _MASTER_BYTES * (dense / shards + routed / topology.expert_data)
 
 
+def _snapshot_bytes(job: ClusterJob, topology: Topology) -> float:
+    """Return what a node keeps of the last weights that were sent, against which
+    ``trainer.weight_sync=delta`` compares: that of the pipeline stages that begin on it.
+    """
+    if job.trainer.weight_sync == "full":
+        return 0.0
+    stages = max(1.0, topology.pipeline * topology.gpus_per_node / topology.train_gpus)
+    share = stages / topology.pipeline
+    return _engine_weight_bytes(job) * share * total_parameters(job.architecture)
+
+
+def _engine_weight_bytes(job: ClusterJob) -> int:
+    """Return the bytes of an engine's parameter, but of the embeddings, which stay bfloat16."""
+    return 2 if job.model.fp8_path is None else 1
+
+
 def _activations(job: ClusterJob, topology: Topology, tokens: int) -> float:
     a = job.architecture
     local = tokens / topology.tensor
@@ -285,22 +303,34 @@ def _engine_bytes(job: ClusterJob, topology: Topology) -> float:
     each: Parameters = count_parameters(a)
     dense_layers = each.dense_layers
     routed_layers = a.layers - dense_layers
-    whole = a.layers * each.attention + each.matrices * each.embedding
-    attention = whole / topology.engine_tensor
+    drafting = _drafting_layers(job)
+    routed_layers += drafting if a.experts else 0
+    dense_layers += 0 if a.experts else drafting
+    attention = (a.layers + drafting) * each.attention / topology.engine_tensor
+    embedding = each.matrices * each.embedding / topology.engine_tensor
     # With dp-attention, dense layers are replicated (--sglang-moe-dense-tp-size 1).
     dense_shards = 1 if topology.engine_data > 1 else topology.engine_gpus
     dense = (dense_layers * each.dense + routed_layers * each.shared) / dense_shards
-    return 2 * (attention + dense + routed_layers * each.routed / topology.engine_gpus)
+    layers = attention + dense + routed_layers * each.routed / topology.engine_gpus
+    return 2 * embedding + _engine_weight_bytes(job) * layers
+
+
+def _drafting_layers(job: ClusterJob) -> int:
+    """Return the number of the model's own layers with which an engine drafts; a draft model of its
+    own, of about one layer, is not counted.
+    """
+    drafts = job.model.speculative
+    return job.architecture.draft_layers if drafts.steps and drafts.path is None else 0
 
 
 def _cache_bytes(job: ClusterJob, topology: Topology) -> float:
     """Return the size of one token in the KV cache of one GPU, in bytes."""
-    a = job.architecture
+    a, drafting = job.architecture, _drafting_layers(job)
     match a.attention:
         case LatentAttention() as latent:
-            return 2.0 * a.layers * (latent.kv_rank + latent.rope_dim)  # not sharded
+            return 2.0 * (a.layers + drafting) * (latent.kv_rank + latent.rope_dim)  # not sharded
         case HybridAttention() as hybrid:
             layers, groups, dim = a.layers // hybrid.full_every, hybrid.groups, hybrid.head_dim
         case grouped:
             layers, groups, dim = a.layers, grouped.groups, grouped.head_dim
-    return 4.0 * layers * max(1.0, groups / topology.engine_tensor) * dim
+    return 4.0 * (layers + drafting) * max(1.0, groups / topology.engine_tensor) * dim

@@ -30,7 +30,9 @@ def prompts_file(job: ClusterJob) -> str:
 def converted_checkpoint(job: ClusterJob) -> PurePosixPath:
     """Return the path of the checkpoint in Megatron's format."""
     assert job.model.path is not None  # by conf.rules.slime
-    return PurePosixPath(job.launch.shared_dir) / f"{job.model.path.name}_torch_dist"
+    # The layers of multi-token prediction are in it only if they are trained.
+    suffix = "_mtp_torch_dist" if job.model.speculative.train_weight else "_torch_dist"
+    return PurePosixPath(job.launch.shared_dir) / f"{job.model.path.name}{suffix}"
 
 
 def build_slime_arguments(job: ClusterJob, topology: Topology) -> Arguments:
@@ -39,11 +41,14 @@ def build_slime_arguments(job: ClusterJob, topology: Topology) -> Arguments:
         **_places(job, topology),
         **_checkpoints(job),
         **megatron_arguments(job.architecture),
+        **_drafting_layers(job),
         **_rollouts(job, topology),
         **_algorithm(job),
         **_optimizer(job),
         **_parallelism(job, topology),
         **_engines(job, topology),
+        **_drafts(job),
+        **_weight_sync(job),
     }
     whole, faults = flags.merge(arguments, map(str, job.launch.extra_flags))
     if faults:
@@ -55,8 +60,15 @@ def build_conversion_arguments(job: ClusterJob) -> Arguments:
     """Return the arguments of slime's ``tools/convert_hf_to_torch_dist.py``, without ``--save``."""
     return {
         **megatron_arguments(job.architecture),
+        **_drafting_layers(job),
         "--hf-checkpoint": (str(job.model.path),),
     }
+
+
+def _drafting_layers(job: ClusterJob) -> Arguments:
+    if not job.model.speculative.train_weight:
+        return {}
+    return {"--mtp-num-layers": (str(job.architecture.draft_layers),)}
 
 
 def _places(job: ClusterJob, topology: Topology) -> Arguments:
@@ -72,7 +84,7 @@ def _places(job: ClusterJob, topology: Topology) -> Arguments:
 def _checkpoints(job: ClusterJob) -> Arguments:
     saved = str(job_dir(job) / "checkpoints")
     return {
-        "--hf-checkpoint": (str(job.model.path),),
+        "--hf-checkpoint": (str(job.model.fp8_path or job.model.path),),
         "--ref-load": (str(converted_checkpoint(job)),),
         "--load": (saved,),  # While it is empty, slime starts from --ref-load.
         "--save": (saved,),
@@ -258,3 +270,35 @@ def _engines(job: ClusterJob, topology: Topology) -> Arguments:
             "--sglang-moe-dense-tp-size": ("1",),
         }
     return arguments
+
+
+def _drafts(job: ClusterJob) -> Arguments:
+    drafts = job.model.speculative
+    if not drafts.steps:
+        return {}
+    arguments: Arguments = {
+        "--sglang-speculative-algorithm": ("EAGLE3" if drafts.path else "EAGLE",),
+        "--sglang-speculative-num-steps": (str(drafts.steps),),
+        # One draft at each place: the drafts and the token that is certain are checked at once.
+        "--sglang-speculative-eagle-topk": ("1",),
+        "--sglang-speculative-num-draft-tokens": (str(drafts.steps + 1),),
+    }
+    if drafts.path is not None:
+        arguments["--sglang-speculative-draft-model-path"] = (str(drafts.path),)
+    if drafts.train_weight:
+        arguments |= {
+            "--enable-mtp-training": (),
+            "--mtp-loss-scaling-factor": (f"{drafts.train_weight:g}",),
+        }
+    return arguments
+
+
+def _weight_sync(job: ClusterJob) -> Arguments:
+    if job.trainer.weight_sync == "full":
+        return {}
+    return {
+        "--update-weight-mode": ("delta",),
+        "--update-weight-transport": ("disk",),
+        "--update-weight-disk-dir": (str(job_dir(job) / "weight-updates"),),
+        "--update-weight-local-checkpoint-dir": (str(job.trainer.weight_sync_dir),),
+    }

@@ -327,6 +327,39 @@ def _engine_rules(job: ClusterJob) -> Iterator[Rule]:
     )
 
 
+_FP8_BLOCK = 128
+"""Rows and columns that share a scale in an FP8 checkpoint (slime's ``convert_hf_to_fp8.py``)."""
+
+
+def _engine_feature_rules(job: ClusterJob) -> Iterator[Rule]:
+    drafts, a, layout = job.model.speculative, job.architecture, job.model.layout
+    own = drafts.steps > 0 and drafts.path is None
+    yield (
+        own and not a.draft_layers,
+        f"model.speculative.steps={drafts.steps} drafts with layers of multi-token prediction, and "
+        "the model has none: set model.speculative.path to a draft model, or steps to 0",
+    )
+    yield (
+        drafts.train_weight > 0 and a.spec is not None,
+        f"model.speculative.train_weight={drafts.train_weight:g}, and slime's own layers of "
+        f"{a.spec} have no such training: set it to 0",
+    )
+    if job.model.fp8_path is None:
+        return
+    shards = layout.engine_gpus // layout.engine_expert
+    dense = 1 if layout.engine_data > 1 else layout.engine_gpus
+    parts = {"a feed-forward layer": (a.dense_ffn or 0, dense)}
+    if a.experts is not None:
+        parts = {"an expert": (a.experts.ffn, shards)} | (parts if a.experts.dense_layers else {})
+    for name, (size, number) in parts.items():
+        yield (
+            size % (number * _FP8_BLOCK) != 0,
+            f"model.fp8_path: an engine divides {name} of {size} among {number} GPUs, which cuts "
+            f"FP8's blocks of {_FP8_BLOCK}: raise model.layout.engine_expert, or lower "
+            "model.layout.engine_gpus",
+        )
+
+
 def _path_rules(job: ClusterJob) -> Iterator[Rule]:
     launch, model = job.launch, job.model
     paths = {
@@ -334,6 +367,9 @@ def _path_rules(job: ClusterJob) -> Iterator[Rule]:
         "launch.slime_dir": launch.slime_dir,
         "launch.megatron_dir": launch.megatron_dir,
         "model.path": model.path,
+        "model.fp8_path": model.fp8_path,
+        "model.speculative.path": model.speculative.path,
+        "trainer.weight_sync_dir": job.trainer.weight_sync_dir,
         "model.tokenizer": model.tokenizer,
         **{f"{each.key}.path": each.config.path for each in list_sets(job.config)},
     }
@@ -355,5 +391,6 @@ _RULES = (
     _stage_rules,
     _batch_rules,
     _engine_rules,
+    _engine_feature_rules,
     _path_rules,
 )

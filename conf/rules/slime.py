@@ -8,6 +8,7 @@ What slime computes is read from its source: ``slime/backends/megatron_utils/los
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from conf.rules.rule import Rule
 from conf.sections.cluster import ClusterLaunchConfig
@@ -150,4 +151,55 @@ def slime_step_rules(
         not isinstance(engine, EmbeddedEngineConfig),
         f"engine={engine.kind} is not asked with trainer=slime, which starts SGLang servers of its "
         "own: drop engine=…; model.layout has their size, model.parsers their parsers",
+    )
+
+
+def slime_engine_rules(
+    trainer: TrainerConfig, model: ModelConfig, launch: LaunchConfig, routing: RoutingReplayConfig
+) -> Iterator[Rule]:
+    """Yield the rules of the engines that slime starts: drafts, FP8, how new weights reach them."""
+    if not isinstance(trainer, SlimeTrainerConfig) or not isinstance(model, ClusterModel):
+        return
+    drafts = model.speculative
+    yield (
+        drafts.steps > 0 and isinstance(routing, RoutingRolloutConfig),
+        "routing_replay=rollout records the experts of every token, and nothing shows that SGLang "
+        "does so for tokens that model.speculative drafts: set model.speculative.steps=0, or "
+        "choose routing_replay=recompute or off",
+    )
+    yield (
+        drafts.path is not None and drafts.train_weight > 0,
+        "model.speculative.train_weight trains the model's own layers, and "
+        f"model.speculative.path={drafts.path} drafts with another model, which slime does not "
+        "train: set one of them only",
+    )
+    yield (
+        model.fp8_path is not None and model.fp8_path == model.path,
+        "model.fp8_path is model.path, from which training starts in bfloat16: give both "
+        "checkpoints (slime's tools/convert_hf_to_fp8.py makes one of the other)",
+    )
+    if trainer.weight_sync == "full":
+        return
+    yield (
+        trainer.rollout_nodes == 0,
+        "trainer.weight_sync=delta is for engines on nodes of their own, and with "
+        "trainer.rollout_nodes=0 they share the trainer's GPUs: raise it, or choose full",
+    )
+    yield (
+        trainer.weight_sync_dir is None,
+        "trainer.weight_sync=delta keeps a checkpoint on each engine's node: set "
+        "trainer.weight_sync_dir to a directory of the nodes' own disks",
+    )
+    shared = launch.shared_dir if isinstance(launch, ClusterLaunchConfig) else None
+    own = trainer.weight_sync_dir
+    yield (
+        own is not None and shared is not None and Path(own).is_relative_to(Path(shared)),
+        f"trainer.weight_sync_dir={own} is within launch.shared_dir={shared}, and every node must "
+        "have one of its own: name a directory of the nodes' disks",
+    )
+    yield (
+        trainer.correction.truncate == "none",
+        "trainer.weight_sync=delta leaves engines with the first weights for one step after a job "
+        "was resumed, and trainer.correction.truncate=none takes their samples as the policy's: "
+        "set it to token",
     )

@@ -19,6 +19,19 @@ class Parsers(Section):
     """null: it does not think."""
 
 
+class Speculation(Section):
+    """The engine drafts tokens, which the model checks at once (arXiv 2211.17192)."""
+
+    steps: Count
+    """Tokens drafted at a time; 0: none."""
+    path: Path | None
+    """Directory of a draft model (EAGLE-3, arXiv 2503.01840), where the engines read it; null: the
+    model's own layers of multi-token prediction draft.
+    """
+    train_weight: Annotated[float, Field(ge=0)]
+    """Weight of the loss of the model's own layers, if they are trained along; 0: they stay."""
+
+
 class Layout(Section):
     """The model's parallelism over GPUs, in training and in the engines."""
 
@@ -62,6 +75,9 @@ class ClusterModel(Section):
     stop_token_ids: tuple[Count, ...]
     """Tokens that end a turn; empty: those of the checkpoint."""
     parsers: Parsers
+    speculative: Speculation
+    fp8_path: Path | None
+    """Directory of the same checkpoint in FP8, which the engines load; training stays bfloat16."""
     layout: Layout
 
 

@@ -329,6 +329,12 @@ class SlimeTrainerConfig(PolicyGradientConfig):
     """Tokens whose logprobs are computed at once."""
     save_every: PositiveInt
     """Steps between checkpoints. A job that is lost repeats the steps since the last one."""
+    weight_sync: Literal["full", "delta"]
+    """delta: engines on nodes of their own get the bytes that changed, by ``launch.shared_dir``."""
+    weight_sync_dir: Path | None
+    """Directory on each engine's node, not shared, that keeps a checkpoint for ``delta``."""
+    export_weights: bool
+    """Write the last checkpoint in Hugging Face's form when the job is done."""
 
 
 TrainerConfig = Annotated[LocalTrainerConfig | SlimeTrainerConfig, Field(discriminator="kind")]

@@ -132,6 +132,7 @@ def test_every_difference_names_the_table_s_key(
         ("qwen3_8b", {"hidden_act": "gelu"}, "hidden_act=gelu"),
         ("qwen3_8b", {"model_type": "mamba"}, "model_type=mamba is none of the families"),
         ("qwen3_8b", {"hidden_size": "wide"}, "wrong type"),
+        ("qwen3_8b", {"quantization_config": {"quant_method": "fp8"}}, "with model.fp8_path"),
         ("qwen3_8b", {"rms_norm_eps": None}, "has no rms_norm_eps"),
         ("qwen3_30b_a3b", {"mlp_only_layers": [0]}, "mlp_only_layers=.0., but Megatron"),
         ("qwen3_30b_a3b", {"norm_topk_prob": False}, "norm_topk_prob=False"),
