@@ -172,15 +172,19 @@ def render_differences(differences: dict[str, list[Any]], labels: list[str]) -> 
     """Return a table of the keys in which runs differ, with one column per run."""
     if not differences:
         return Text("their configurations are the same", style="green")
-    table = Table(title="keys in which they differ", title_justify="left")
-    table.add_column("key", style="bright_black", overflow="fold")
-    for label in labels:
-        table.add_column(make_printable(label), overflow="fold")
-    for key, values in differences.items():
-        table.add_row(
-            key, *("–" if value is None else make_printable(str(value)) for value in values)
-        )
-    return table
+
+    def build(headings: Sequence[str]) -> Table:
+        table = Table(title="keys in which they differ", title_justify="left")
+        table.add_column("key", style="bright_black", overflow="fold")
+        for heading in headings:
+            table.add_column(heading, overflow="fold")
+        for key, values in differences.items():
+            table.add_row(
+                key, *("–" if value is None else make_printable(str(value)) for value in values)
+            )
+        return table
+
+    return LabelledTable([make_printable(label) for label in labels], build)
 
 
 def _end(document: dict[str, Any]) -> Text:

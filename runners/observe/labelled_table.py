@@ -16,13 +16,13 @@ _ANY_WIDTH = 100_000
 
 @dataclass(frozen=True, slots=True)
 class LabelledTable:
-    """Rows with a label each. Labels name settings and are long: where they do not fit whole, rows
-    have numbers, and the labels are listed below.
+    """Rows, or columns, with a label each. Labels name settings and are long: where they do not fit
+    whole there are numbers, and the labels are listed below.
     """
 
     labels: Sequence[str]
     build: Callable[[Sequence[str]], Table]
-    """Returns the table with these texts in its first column."""
+    """Returns the table with these texts in its first column, or as headings."""
 
     @property
     def whole(self) -> Table:

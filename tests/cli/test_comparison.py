@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 from rich.console import Console
 
-from cli.tables import render_comparison
+from cli.tables import render_comparison, render_differences
 
 
 def test_the_comparison_marks_the_best_run_and_shows_runs_that_could_not_start() -> None:
@@ -56,3 +58,16 @@ def test_the_comparison_marks_the_best_run_and_shows_runs_that_could_not_start()
     with (wide := Console(width=140)).capture() as capture:
         wide.print(named)
     assert any(line.split()[:3] == [*long.split(), "3"] for line in capture.get().splitlines())
+
+
+def test_keys_of_runs_whose_names_do_not_fit_have_numbered_columns() -> None:
+    labels = [f"runs/sweep/00{number}-trainer.advantage=grpo" for number in range(4)]
+    console = Console(width=60)
+    with console.capture() as capture:
+        console.print(render_differences({"seed": [0, 1, 2, 3]}, labels))
+    shown = capture.get()
+    assert re.search(r"key +┃ 1 ┃ 2 ┃ 3 ┃ 4 ┃", shown)
+    assert all(f"{number}  {label}" in shown for number, label in enumerate(labels, 1))
+    with console.capture() as capture:
+        console.print(render_differences({"seed": [0, 1]}, ["one", "other"]))
+    assert re.search(r"key +┃ one ┃ other ┃", capture.get())
