@@ -13,6 +13,7 @@ from typing import Any
 
 from conf.errors import AgentrlError, ExitCode
 from conf.suggestions import suggest
+from runners.store.json_text import clean_text
 from runners.trajectory.outcome import MEANING, OutcomeClass, OutcomeCode
 
 _UNGRADED = [str(kind) for kind, meaning in MEANING.items() if not meaning.reward_counts]
@@ -114,7 +115,7 @@ def parse_query(given: Mapping[str, str | Iterable[str] | None]) -> RolloutQuery
     values: dict[str, Any] = {}
     for name, raw in given.items():
         texts = tuple([raw] if isinstance(raw, str) else raw or ())
-        texts = tuple(text for text in texts if text)
+        texts = tuple(clean_text(text).replace("\0", " ") for text in texts if text)
         if name not in _PARSERS:
             raise ViewError(f"{name}: {_known(name, _PARSERS)}")
         if any(len(text) > _TEXT_LENGTH for text in texts):

@@ -104,18 +104,23 @@ def _read_row(store: RunStore, row: sqlite3.Row, search: str) -> dict[str, Any]:
     line["solved"] = None if line["solved"] is None else bool(line["solved"])
     line["kinds"] = loads(line["kinds"]) if line["kinds"] else {}
     if search:
-        line["hit"] = _read_hit(store, line["session_id"], line.pop("docid"), search)
+        line["hit"] = _read_hit(store, line, line.pop("docid"), search)
     return line
 
 
-def _read_hit(store: RunStore, session_id: str, docid: int, search: str) -> dict[str, Any]:
+def _read_hit(store: RunStore, line: dict[str, Any], docid: int, search: str) -> dict[str, Any]:
     """Return where a search was found first: turn (None: patch or tests), field and text."""
     turn = store.query("SELECT turn FROM search.doc WHERE docid = ?", (docid,))[0][0]
     if turn is None:
-        query = "SELECT task_id, patch, verdict FROM rollout WHERE session_id = ?"
-        texts = [read_rollout_texts(*row) for row in store.query(query, (session_id,))]
+        # by the columns of an index: there is none of sessions
+        query = (
+            "SELECT session_id, task_id, patch, verdict FROM rollout "
+            "WHERE rollout_id = ? AND attempt = ?"
+        )
+        found = store.query(query, (line["rollout_id"], line["attempt"]))
+        texts = [read_rollout_texts(*row) for row in found]
     else:
         query = "SELECT request, reply FROM turn WHERE session_id = ? AND turn_index = ?"
-        texts = [read_turn_texts(*row) for row in store.query(query, (session_id, turn))]
+        texts = [read_turn_texts(*row) for row in store.query(query, (line["session_id"], turn))]
     field, text = cut_out(texts[0] if texts else {}, search)
     return {"turn": turn, "field": field, "text": text}

@@ -22,7 +22,7 @@ from runners.store.run_store import RunStore
 from runners.viewer.filters import ViewError
 from runners.viewer.search_text import FIELDS, read_rollout_texts, read_turn_texts
 
-FORM = 1
+FORM = 2
 """Raised when the tables or the texts that are indexed change."""
 BATCH = 200
 """Documents of a transaction."""
@@ -136,7 +136,7 @@ def _add_attempts(store: RunStore, db: sqlite3.Connection) -> bool:
     with _transaction(db):
         rows = store.query(_NEW_ATTEMPTS)
         for rowid, session_id, task, patch, verdict in rows:
-            _add(db, session_id, None, read_rollout_texts(task, patch, verdict))
+            _add(db, session_id, None, read_rollout_texts(session_id, task, patch, verdict))
             db.execute("INSERT INTO done VALUES (?)", (rowid,))
     return bool(rows)
 

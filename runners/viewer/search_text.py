@@ -33,11 +33,13 @@ def read_turn_texts(request: str, reply: str) -> dict[str, str]:
     return {"said": "\n".join(said)[:LENGTH], "tools": "\n".join(tools)[:LENGTH]}
 
 
-def read_rollout_texts(task: str, patch: str, verdict: str | None) -> dict[str, str]:
-    """Return the fields of a finished attempt."""
+def read_rollout_texts(
+    session_id: str, task: str, patch: str, verdict: str | None
+) -> dict[str, str]:
+    """Return the fields of a finished attempt; its name and its task's are said, too."""
     findings = loads(verdict) if verdict else None
     return {
-        "said": task,
+        "said": f"{session_id}\n{task}",
         "patch": patch[:LENGTH],
         "tests": "\n".join(_texts(findings))[:LENGTH],
     }

@@ -100,7 +100,7 @@ def measure_stored_runs(directory: Path, sizes: Sequence[int]) -> Iterator[Curve
 
 def measure_opening(directory: Path, runs: dict[int, Path]) -> Curve:
     """Return the seconds by the clock until a browser has opened the page of a run, drawn the list
-    and opened the first rollout, without those of its own start.
+    and the overview, without those of its own start.
     """
     points = []
     for size, run_dir in runs.items():

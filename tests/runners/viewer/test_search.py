@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from runners.store.run_store import RunStore
@@ -31,6 +31,8 @@ def test_messages_calls_patches_and_logs_are_found(store: RunStore) -> None:
     assert hits(store, "patch:cloud") == [(BRANCHED, None, "patch")]
     assert hits(store, "KeyError grape") == [("eval-000001-003-00", None, "tests")]
     assert hits(store, "said:KeyError") == []
+    assert hits(store, BRANCHED) == [(BRANCHED, None, "said")]
+    assert hits(store, '"held[1]"') == [("eval-000001-003-00", None, "said")]
     assert len(hits(store, "unic")) == 5, "a word may go on, and accents do not matter"
 
 
@@ -46,13 +48,15 @@ def test_no_character_of_a_search_is_an_operator(store: RunStore, search: str) -
             hits(store, search)
 
 
-@given(st.text(max_size=40))
+@given(st.text(st.characters(), max_size=40))
+@example("a\x00b \ud800")
 def test_any_text_can_be_searched(text: str) -> None:
     import sqlite3
 
+    query = parse_query({"search": text})
     db = sqlite3.connect(":memory:")
     db.execute("CREATE VIRTUAL TABLE words USING fts5(said, tools, patch, tests, content='')")
-    if expression := match_expression(text):
+    if expression := match_expression(query.search):
         db.execute("SELECT rowid FROM words WHERE words MATCH ?", (expression,)).fetchall()
     db.close()
 
