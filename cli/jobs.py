@@ -175,7 +175,7 @@ def _given_keys(overrides: list[str]) -> list[str]:
 
 def new_job(overrides: list[str], *, kind: str) -> Job:
     """Return the job of ``overrides`` (no sweeps); ``kind`` is part of its directory's name."""
-    config = compose(overrides)
+    config = use_run_weights(compose(overrides))
     return Job(config, config.run.dir or _fresh_dir(kind), "")
 
 
