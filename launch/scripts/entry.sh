@@ -11,6 +11,8 @@ mkdir -p "$STATE_DIR" "$LOG_DIR" "$JOB_DIR/checkpoints"
 if [[ $LAUNCHER == kubernetes ]]; then # The other launchers' start scripts have done this already.
   rm -f -- "$STATE_DIR"/failed-*
   keep_config
+  mkdir -p "$SCRIPT_DIR"
+  cp -- "$HERE"/{settings,steps,export}.sh "$SCRIPT_DIR"/ # for an export when these pods are gone
   wait_for_nodes auto
 fi
 phase preparing
