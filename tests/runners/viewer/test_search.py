@@ -38,7 +38,19 @@ def test_messages_calls_patches_and_logs_are_found(store: RunStore) -> None:
 
 @pytest.mark.parametrize(
     "search",
-    ['"', "NEAR(zz b)", "zz OR b", "col:x", "-zz", "^zz", "zz AND NOT", "patch:", "*", "'; DROP"],
+    [
+        '"',
+        "NEAR(zz b)",
+        "zz OR b",
+        "col:x",
+        "-zz",
+        "^zz",
+        "zz AND NOT",
+        "patch:",
+        "*",
+        'zz"b',
+        "'; DROP",
+    ],
 )
 def test_no_character_of_a_search_is_an_operator(store: RunStore, search: str) -> None:
     if match_expression(search):
@@ -80,9 +92,12 @@ def test_the_index_grows_with_the_run_and_leaves_the_store_as_it_was(
         index.update()
         assert [name[-2:] for name, *_ in hits(store, "explorer")] == ["00", "01"]
         assert hits(store, "unfinished") == []
-        writer.put_rollout(a_rollout("train-000002-000-02", patch="+unfinished\n"))
+        verdict = {"log": "graded late"}
+        final = a_rollout("train-000002-000-02", patch="+unfinished\n", verdict=verdict)
+        writer.put_rollout(final)
         index.update()
         assert hits(store, "unfinished") == [("train-000002-000-02", None, "patch")]
+        assert hits(store, "tests:graded") == [("train-000002-000-02", None, "tests")]
 
 
 def test_the_index_of_another_run_in_the_same_place_is_made_anew(run_dir: Path) -> None:
