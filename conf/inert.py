@@ -27,7 +27,7 @@ INERT: dict[str, dict[str, str]] = {
     },
     "slime": {
         "engine.": "it starts SGLang servers of its own, which model.layout describes",
-        "rollout.deadlines.drain_s": "it changes weights when no rollout runs",
+        "rollout.deadlines.drain_s": "slime itself changes the weights",
     },
 }
 """By ``trainer.kind``: keys, or sections (ending in a dot), with the reason."""

@@ -26,7 +26,7 @@ from launch import flags
 from launch.kubernetes import render_rayjob
 from launch.plan import JobPlan
 from launch.plan_table import render_job
-from launch.slime_arguments import converted_checkpoint, job_dir
+from launch.slime_arguments import converted_checkpoint, job_dir, train_script
 from launch.slurm import container_settings, sbatch_arguments
 
 SCRIPTS = Path(__file__).with_name("scripts")
@@ -77,7 +77,7 @@ def list_commands(plan: JobPlan, start: Path) -> list[str]:
             submit = f"kubectl --namespace {kubernetes.namespace} apply --filename {manifest}"
         case _:
             submit = f"ray job submit -- {entry}"
-    train = [plan.job.launch.python, "-u", "train.py", *flags.to_words(plan.arguments)]
+    train = [plan.job.launch.python, "-u", train_script(config), *flags.to_words(plan.arguments)]
     return [f"bash {shlex.quote(str(start))}", submit, shlex.join(train)]
 
 
@@ -133,6 +133,7 @@ def render_settings(plan: JobPlan, command: Sequence[str]) -> str:
         "STATE_DIR": root / "state",
         "LOG_DIR": root / "logs",
         "SLIME_DIR": launch.slime_dir,
+        "TRAIN_SCRIPT": train_script(plan.job.config),
         "HF_CHECKPOINT": plan.job.model.path,
         "TORCH_DIST": converted_checkpoint(plan.job),
         "CONVERT_NODES": plan.job.model.layout.convert_nodes,

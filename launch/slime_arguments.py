@@ -5,16 +5,34 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 
 from conf.errors import ConfigError
+from conf.schema import Config
 from conf.sections.training import SlimeTrainerConfig
-from conf.task_sets import name_sets
 from launch import flags
 from launch.megatron_arguments import Arguments, megatron_arguments
 from launch.topology import ClusterJob, Topology
 
-GENERATE = "runners.slime.entry_points.generate"
+GENERATE = "runners.slime.entry_points.generate_rollout"
+DATA_SOURCE = "runners.slime.data_source.RunDataSource"
 REWARDS = "runners.slime.entry_points.post_process_rewards"
 EVALUATE = "runners.slime.entry_points.evaluate"
 """The functions of agentrl that slime calls."""
+IMPOSSIBLE = {
+    "--colocate": "follows from trainer.rollout_nodes=0",
+    "--log-passrate": "counts samples, and a rollout has several: agentrl's metrics have the rates",
+    "--group-rm": "reads one reward per sample, and a rollout has several samples",
+    "--partial-rollout": "gives half a rollout back as tokens, and its sandbox is gone: "
+    "run.overlap=stream lets it go on under new weights",
+    **dict.fromkeys(
+        ("--over-sampling-batch-size", "--dynamic-sampling-filter-path", "--buffer-filter-path"),
+        "is of another rollout function: rollout.replace_flat, spare_groups, oversample_groups",
+    ),
+    **dict.fromkeys(
+        ("--custom-generate-function-path", "--custom-rm-path", "--rollout-sample-filter-path"),
+        "is of another rollout function: tasks, rewards and segments have keys of their own",
+    ),
+    "--prompt-data": "is not read: tasks come from task.path",
+}
+"""Flags of slime that would end the job, or do nothing, with the reason."""
 
 
 def job_dir(job: ClusterJob) -> PurePosixPath:
@@ -22,9 +40,9 @@ def job_dir(job: ClusterJob) -> PurePosixPath:
     return PurePosixPath(job.launch.shared_dir) / job.launch.name
 
 
-def prompts_file(job: ClusterJob) -> str:
-    """Return the path of slime's prompts; the job writes them from ``task.path`` when it starts."""
-    return str(job_dir(job) / "prompts.jsonl")
+def train_script(config: Config) -> str:
+    """Return the script of slime that drives the job: one of two loops."""
+    return "train.py" if config.run.overlap == "none" else "train_async.py"
 
 
 def converted_checkpoint(job: ClusterJob) -> PurePosixPath:
@@ -51,6 +69,8 @@ def build_slime_arguments(job: ClusterJob, topology: Topology) -> Arguments:
         **_weight_sync(job),
     }
     whole, faults = flags.merge(arguments, map(str, job.launch.extra_flags))
+    own = whole.keys() - arguments.keys()
+    faults += [f"{name} {IMPOSSIBLE[name]}" for name in own & IMPOSSIBLE.keys()]
     if faults:
         raise ConfigError([f"launch.extra_flags: {fault}" for fault in faults])
     return whole
@@ -95,12 +115,9 @@ def _checkpoints(job: ClusterJob) -> Arguments:
 def _rollouts(job: ClusterJob, topology: Topology) -> Arguments:
     config, trainer = job.config, job.trainer
     arguments: Arguments = {
-        "--custom-generate-function-path": (GENERATE,),
+        "--rollout-function-path": (GENERATE,),
+        "--data-source-path": (DATA_SOURCE,),
         "--custom-reward-post-process-path": (REWARDS,),
-        "--prompt-data": (prompts_file(job),),
-        "--input-key": ("prompt",),
-        "--label-key": ("label",),
-        "--metadata-key": ("metadata",),
         "--num-rollout": (str(config.run.steps),),
         "--rollout-batch-size": (str(config.run.tasks_per_step),),
         "--n-samples-per-prompt": (str(config.run.rollouts_per_task),),
@@ -114,8 +131,6 @@ def _rollouts(job: ClusterJob, topology: Topology) -> Arguments:
         "--rollout-top-k": (str(config.sampling.top_k),),
         "--rollout-seed": (str(config.seed),),
         "--seed": (str(config.seed + 1),),  # Megatron refuses 0.
-        # The prompts of a mixture are in the order of its draws.
-        **({} if name_sets(config) else {"--rollout-shuffle": ()}),
         "--use-fault-tolerance": (),
     }
     if job.model.stop_token_ids:
@@ -125,9 +140,11 @@ def _rollouts(job: ClusterJob, topology: Topology) -> Arguments:
         arguments |= {
             "--eval-function-path": (EVALUATE,),
             "--eval-interval": (str(config.run.eval_every or config.run.steps),),
-            "--eval-prompt-data": ("held_out", *arguments["--prompt-data"]),
+            "--eval-prompt-data": ("held_out", str(job_dir(job) / "config.json")),
             "--n-samples-per-eval-prompt": (str(config.run.eval_attempts),),
         }
+    if config.run.overlap != "none":
+        arguments["--update-weights-interval"] = ("1",)
     if config.observe.tensorboard:
         names = ("--tb-project-name", "--tb-experiment-name")
         arguments |= {"--use-tensorboard": (), **dict.fromkeys(names, (job.launch.name,))}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from conf.rules.rule import Rule
 from conf.sections.rollout import RolloutConfig
 from conf.sections.run import STALENESS, RunConfig
-from conf.sections.training import LocalTrainerConfig, TrainerConfig
+from conf.sections.training import SlimeTrainerConfig, TrainerConfig
 
 
 def overlap_rules(run: RunConfig, rollout: RolloutConfig, trainer: TrainerConfig) -> Iterator[Rule]:
@@ -22,11 +22,6 @@ def overlap_rules(run: RunConfig, rollout: RolloutConfig, trainer: TrainerConfig
     if run.overlap == "none":
         return
     yield (
-        not isinstance(trainer, LocalTrainerConfig),
-        f"{chosen} is of trainer=local, and trainer={trainer.kind} takes turns: set "
-        "run.overlap=none, or choose trainer=local",
-    )
-    yield (
         trainer.correction.truncate == "none" and run.staleness != 0,
         f"{chosen} trains on rollouts of older weights, and trainer.correction.truncate=none does "
         "not correct for them: set trainer.correction.truncate=token",
@@ -36,17 +31,36 @@ def overlap_rules(run: RunConfig, rollout: RolloutConfig, trainer: TrainerConfig
         f"rollout.oversample_groups={rollout.oversample_groups} and {chosen}: groups of further "
         "steps run already; set rollout.oversample_groups=0",
     )
-    if run.overlap == "step":
+    if isinstance(trainer, SlimeTrainerConfig):
+        yield from _slime_overlap_rules(run, trainer)
+    elif run.overlap == "step":
         yield (
             run.keep_checkpoints < 2,
             f"{chosen} and run.keep_checkpoints={run.keep_checkpoints}: a resumed run may need the "
             "weights of the last step but one; raise run.keep_checkpoints to 2",
         )
-        return
-    if run.window is not None:
+    if run.overlap == "stream" and run.window is not None:
         most = STALENESS if run.staleness is None else run.staleness
+        ahead = isinstance(trainer, SlimeTrainerConfig)  # of the batch that is asked for early
         yield (
-            run.window > most,
-            f"run.window={run.window} is more than run.staleness={most}: groups would be too old "
-            "before their turn; lower run.window",
+            run.window > most - ahead,
+            f"run.window={run.window} is more than run.staleness={most}{' − 1' if ahead else ''}: "
+            "groups would be too old before their turn; lower run.window",
         )
+
+
+def _slime_overlap_rules(run: RunConfig, trainer: SlimeTrainerConfig) -> Iterator[Rule]:
+    """Yield the rules of ``train_async.py``: it refuses shared GPUs, and asks for a batch while it
+    trains the one before.
+    """
+    yield (
+        trainer.rollout_nodes == 0,
+        f"run.overlap={run.overlap} samples while it trains, and trainer.rollout_nodes=0 lets both "
+        "take turns on the same GPUs (colocated): set trainer.rollout_nodes to the number of nodes "
+        "that sample, or run.overlap=none",
+    )
+    yield (
+        run.overlap == "stream" and run.staleness == 0,
+        "run.staleness=0, and trainer=slime asks for a batch while it trains the one before, so "
+        "that it is one update old: raise run.staleness to 1, or set run.overlap=none",
+    )

@@ -19,7 +19,6 @@ from conf.sections.model import (
     ModelConfig,
 )
 from conf.sections.plugin import PluginConfig
-from conf.sections.rollout import RolloutConfig
 from conf.sections.scenario import (
     ScenarioConfig,
 )
@@ -127,19 +126,12 @@ def slime_algorithm_rules(trainer: TrainerConfig, routing: RoutingReplayConfig) 
 
 def slime_step_rules(
     trainer: TrainerConfig,
-    rollout: RolloutConfig,
     routing: RoutingReplayConfig,
     engine: EngineConfig,
 ) -> Iterator[Rule]:
-    """Yield the rules of what slime does itself: steps, engines, routing replay."""
+    """Yield the rules of what slime does itself: engines, logprobs, routing replay."""
     if not isinstance(trainer, SlimeTrainerConfig):
         return
-    yield (
-        rollout.spare_groups > 0,
-        f"rollout.spare_groups={rollout.spare_groups} replaces groups, and trainer=slime trains "
-        "each step on the tasks that it begins with: set rollout.spare_groups=0, or choose "
-        "trainer=local",
-    )
     if isinstance(routing, RoutingRolloutConfig):
         yield (
             routing.shadow_every > 0 or routing.alarm_disagreement < 1,

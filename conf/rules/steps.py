@@ -23,7 +23,6 @@ from conf.sections.task import (
 )
 from conf.sections.training import (
     FanoutConfig,
-    SlimeTrainerConfig,
     TrainerConfig,
 )
 
@@ -50,30 +49,16 @@ def step_rules(run: RunConfig, task: TaskConfig, trainer: TrainerConfig) -> Iter
     )
 
 
-def sampling_rules(
-    run: RunConfig, rollout: RolloutConfig, trainer: TrainerConfig
-) -> Iterator[Rule]:
-    """Yield the rules of a step's tasks: its sampler, and the groups that replace others."""
-    sampler = run.sampler if isinstance(run.sampler, str) else "a plug-in"
-    slime = isinstance(trainer, SlimeTrainerConfig)
-    yield (
-        slime and run.sampler != "epoch",
-        f"run.sampler is {sampler}, and trainer=slime takes the tasks of all steps from a file "
-        "that is written before the first: choose run.sampler=epoch or trainer=local",
-    )
+def sampling_rules(rollout: RolloutConfig, trainer: TrainerConfig) -> Iterator[Rule]:
+    """Yield the rules of the groups that replace others."""
     replacing = f"rollout.replace_flat={str(rollout.replace_flat).lower()}"
-    yield (
-        slime and (rollout.replace_flat or rollout.oversample_groups > 0),
-        f"{replacing} and rollout.oversample_groups={rollout.oversample_groups}: trainer=slime "
-        "would cut off the groups that are slowest; leave them out, or choose trainer=local",
-    )
     yield (
         rollout.replace_flat and trainer.advantage == "reinforce_pp",
         f"{replacing} and trainer.advantage=reinforce_pp: groups of equal rewards train there; set "
         "rollout.replace_flat=false, or choose trainer.advantage=reinforce_pp_baseline",
     )
     yield (
-        rollout.replace_flat and rollout.spare_groups == 0 and not slime,
+        rollout.replace_flat and rollout.spare_groups == 0,
         f"{replacing} and rollout.spare_groups=0: no group could replace a flat one; raise "
         "rollout.spare_groups, or set rollout.replace_flat=false",
     )

@@ -38,7 +38,7 @@ fi
 phase training
 cd "$SLIME_DIR"
 code=0
-"$PYTHON" -u train.py "${TRAIN_ARGS[@]}" || code=$?
+"$PYTHON" -u "$TRAIN_SCRIPT" "${TRAIN_ARGS[@]}" || code=$?
 "$PYTHON" -u -m runners.slime.job end "$JOB_DIR" "$code" || say "warning: the run's store could not be closed"
 if ((code == 0 && EXPORT_WEIGHTS)); then
   phase exporting

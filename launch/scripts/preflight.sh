@@ -24,7 +24,7 @@ if ! (: >"$probe") 2>/dev/null; then
 fi
 rm -f -- "$probe"
 [[ -r $HF_CHECKPOINT/config.json ]] || faults+=("model.path=$HF_CHECKPOINT has no config.json")
-[[ -r $SLIME_DIR/train.py ]] || faults+=("launch.slime_dir=$SLIME_DIR has no train.py")
+[[ -r $SLIME_DIR/$TRAIN_SCRIPT ]] || faults+=("launch.slime_dir=$SLIME_DIR has no $TRAIN_SCRIPT")
 if [[ $1 == head ]]; then
   for port in "$RAY_PORT" "$DASHBOARD_PORT"; do
     if (: <>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then

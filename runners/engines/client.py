@@ -63,6 +63,7 @@ class HttpEngine(EngineClient):
         abort: Callable[[str], Coroutine[Any, Any, None]] | None = None,
         connection: Connection | None = None,
         adapter: str | None = None,
+        version_offset: int = 0,
     ) -> None:
         """Remember the address; nothing is opened before the first call.
 
@@ -70,12 +71,14 @@ class HttpEngine(EngineClient):
         the weights, retries included. ``abort`` aborts a request where it runs, if that is not at
         ``url``. ``connection`` replaces the one to ``url``. ``adapter``: the LoRA adapters that
         generations use; updates then load adapters, which must come before the first generation.
+        ``version_offset`` is added to the weight versions that it reports.
         """
         super().__init__(url, connection or HttpConnection(url))
         self._abort = abort or self.abort
         self._deadline_s = deadline_s
         self._update_deadline_s = update_deadline_s
         self._adapter = adapter
+        self._version_offset = version_offset
         self._aborts: set[asyncio.Task[None]] = set()
 
     def with_connection(self, connection: Connection) -> HttpEngine:
@@ -87,6 +90,7 @@ class HttpEngine(EngineClient):
             abort=self._abort,
             connection=connection,
             adapter=self._adapter,
+            version_offset=self._version_offset,
         )
 
     async def generate(
@@ -234,14 +238,22 @@ class HttpEngine(EngineClient):
                 matched=finish.get("matched"),
                 prompt_tokens=meta["prompt_tokens"],
                 cached_tokens=meta.get("cached_tokens") or 0,
-                weight_version=_read_version(meta.get("weight_version")),
-                weight_spans=_read_spans(meta.get("weight_versions")),
+                weight_version=self._count_version(meta.get("weight_version")),
+                weight_spans=tuple(
+                    (self._count_version(version), count)
+                    for version, count in _read_spans(meta.get("weight_versions"))
+                ),
                 engine_s=waited_s if reported_s is None else float(reported_s),
                 routing=_decode_routing(meta.get("routed_experts")),
                 queue_s=float(meta.get("queue_time") or 0.0),
             )
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise unreadable_error(self.name, "/generate", error) from error
+
+    def _count_version(self, reported: object) -> int:
+        """Return a weight version as the run counts it."""
+        version = _read_version(reported)
+        return version if version == UNKNOWN_VERSION else version + self._version_offset
 
     def _abort_in_background(self, rid: str) -> None:
         """Start an abort: a caller that was cancelled must not wait for it."""

@@ -242,15 +242,19 @@ class ResilientEngine:
                 self._idle.set()
         if generation.finish_reason != ABORTED:
             return generation
-        if not attempt.interrupted:
-            raise EngineError("the engine aborted the generation", retryable=True)
-        generation = close_part(generation, params)
+        # An engine whose weights another program loads (slime) aborts without a pause of ours.
+        interrupted = attempt.interrupted
+        if interrupted or len(generation.output_ids):
+            generation = close_part(generation, params)
         if generation.finish_reason != ABORTED:
             return generation
-        if not can_continue(generation, input_ids, params):
+        continues = can_continue(generation, input_ids, params)
+        if not interrupted and not (continues and len(generation.output_ids)):
+            raise EngineError("the engine aborted the generation", retryable=True)
+        if not continues:
             self._aborted += 1
             raise _Drained
-        self._kept += 1
+        self._kept += interrupted
         return generation
 
     def _adapt_limit(self, generation: Generation, counters: EngineCallCounters) -> None:

@@ -167,6 +167,7 @@ def _engine(
             settings.engine_workers,
             deadline_s=deadline_s,
             adapter=settings.adapter,
+            version_offset=settings.version_offset,
         )
         abort = served.abort
     replica = settings.replica

@@ -78,6 +78,8 @@ class GatewaySettings(BaseModel):
     """As ``engine.workers``."""
     adapter: str | None = None
     """Name of the LoRA adapters that the engine has loaded for the run; None: whole weights."""
+    version_offset: int = 0
+    """Added to the engine's weight versions, where it counts them anew in each job (slime)."""
     fixed_engine: FixedEngine | None = None
     """The section of an engine with another API than SGLang's; None: it is at ``engine_url``."""
     tool_call_parser: str | None = None
@@ -127,11 +129,13 @@ class GatewaySettings(BaseModel):
         tokenizer: Path | None,
         routing: RoutingShape | None = None,
         adapter: str | None = None,
+        version_offset: int = 0,
         keep_rollouts: bool = False,
     ) -> Self:
         """Return the settings of a gateway for the run in ``run_dir``.
 
-        ``routing``: the shape to capture, None to capture none. ``adapter``: as the field.
+        ``routing``: the shape to capture, None to capture none. ``adapter``, ``version_offset``: as
+        the fields.
         """
         engine, limits, sampling = config.engine, config.rollout.limits, config.sampling
         own_parsers = SglangEngineConfig | SglangLaunchEngineConfig
@@ -143,6 +147,7 @@ class GatewaySettings(BaseModel):
             engine_url=engine_url,
             engine_workers=tuple(engine.workers) if isinstance(engine, SglangEngineConfig) else (),
             adapter=adapter,
+            version_offset=version_offset,
             fixed_engine=engine if isinstance(engine, FixedEngineConfig) else None,
             tool_call_parser=parsers.tool_call_parser if parsers else None,
             reasoning_parser=parsers.reasoning_parser if parsers else None,

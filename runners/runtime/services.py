@@ -96,6 +96,7 @@ async def start_services(
     on_service_exit: Callable[[ServiceError], None],
     adapter: str | None = None,
     weight_plan: Path | None = None,
+    version_offset: int = 0,
 ) -> AsyncIterator[Services]:
     """Start everything and yield it; stop it when the context is left.
 
@@ -103,7 +104,8 @@ async def start_services(
     ``tokenizer`` None: it takes texts. ``adapter``: name of the LoRA adapters that every generation
     uses, and that the caller loads first (``Services.engine.update_weights``). ``on_service_exit``
     is called when a service exits by itself. ``weight_plan``: the file of a replayed run's weights
-    (embedded engine). Raises AgentrlError.
+    (embedded engine). ``version_offset``: added to the weight versions that the engine reports.
+    Raises AgentrlError.
     """
     run_dir = store.run_dir
     ledger = Ledger(store)
@@ -134,7 +136,9 @@ async def start_services(
         # Sessions end with their gateway: registered before it, this runs after it is stopped.
         exits.callback(ledger.unregister_all, "session")
         url = engine_url.result()
-        gateway = await _start_gateway(config, starter, url, tokenizer, routing, adapter)
+        gateway = await _start_gateway(
+            config, starter, url, tokenizer, routing, adapter, version_offset
+        )
         admin = await _connect_to_gateway(config, exits, gateway, store)
         engine = await connect_to_engine(
             config, exits, url, weights, version, routing, adapter=adapter
@@ -238,6 +242,7 @@ async def _start_gateway(
     tokenizer: Path | None,
     routing: RoutingShape | None,
     adapter: str | None,
+    version_offset: int,
 ) -> Service:
     settings = GatewaySettings.from_config(
         config,
@@ -246,6 +251,7 @@ async def _start_gateway(
         tokenizer=tokenizer,
         routing=routing,
         adapter=adapter,
+        version_offset=version_offset,
     )
     module, sent = choose_gateway_module(config.faults, settings.model_dump(mode="json"))
     return await starter.start("gateway", module, sent, deadline_s=START_DEADLINE_S)

@@ -1,42 +1,18 @@
-"""Read slime's arguments and samples: its engine servers, and the task and step of a sample."""
+"""Read slime's arguments: its engine servers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from conf.errors import AgentrlError, ConfigError
+from conf.errors import AgentrlError
 from conf.schema import Config
 from conf.sections.cluster_model import ClusterModel
 from conf.sections.engine import SglangEngineConfig
 from conf.sections.training import RoutingRolloutConfig
 from runners.engines.client import HttpEngine
-from runners.slime.rewards import KEY
-from runners.tasks.contract import Task
 
 WORKERS_DEADLINE_S = 30.0
-
-
-def sample_step(sample: Any) -> int | None:
-    """Return the step of a sample that ``generate`` made; None if it belongs to no rollout."""
-    step = ((sample.metadata or {}).get(KEY) or {}).get("step")
-    return None if step is None else int(step)
-
-
-def sample_task(sample: Any, tasks: Mapping[str, Task]) -> Task:
-    """Return the task that a sample's row names; raises ConfigError if it is none of the run's."""
-    metadata = sample.metadata or {}
-    remote = metadata.get("remote_env_info") or {}
-    named = [metadata.get("instance_id"), remote.get("instance_id"), sample.label]
-    for name in named:
-        if isinstance(name, str) and name in tasks:
-            return tasks[name]
-    raise ConfigError(
-        [
-            f"slime's sample {sample.index} names {named}, none of the {len(tasks)} tasks of the "
-            "run: give --prompt-data the file of task.path, with --metadata-key metadata"
-        ]
-    )
 
 
 async def find_engine(args: Any, config: Config) -> SglangEngineConfig:

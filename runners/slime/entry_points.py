@@ -1,6 +1,7 @@
-"""Functions that slime calls: run a rollout, compare rewards in their prompt group, evaluate.
+"""Functions that slime calls: gather a batch of rollouts, compare rewards in their group, evaluate.
 
-    --custom-generate-function-path    runners.slime.entry_points.generate
+    --rollout-function-path            runners.slime.entry_points.generate_rollout
+    --data-source-path                 runners.slime.data_source.RunDataSource
     --custom-reward-post-process-path  runners.slime.entry_points.post_process_rewards
     --eval-function-path               runners.slime.entry_points.evaluate
 
@@ -8,9 +9,10 @@ The run directory, with the run's ``config.json``, is named by ``AGENTRL_RUN_DIR
 ``agentrl_run_dir`` in slime's ``--custom-config-path``. slime loads this module in its driver too,
 so nothing heavy is imported before the first call, and it may be loaded by its file's path.
 
-Invariant: ``generate`` always returns a list of samples of one shape. A rollout that fails becomes
-a sample without weight, never an exception, unless no rollout could work: a wrong configuration, a
-store that cannot be written, too many failures in a row.
+Invariant: a batch always has the configured number of groups and rollouts, each a list of samples
+of one shape. A rollout that fails becomes a sample without weight, never an exception, unless no
+rollout could work: a wrong configuration, a store that cannot be written, too many failures in a
+row.
 """
 
 from __future__ import annotations
@@ -24,44 +26,49 @@ from typing import Any
 VARIABLE = "AGENTRL_RUN_DIR"
 
 Samples = list[Any]
-"""Of slime's ``Sample``, whose module is not imported: new ones are copies of the one given."""
+"""Of slime's ``Sample``."""
 
 
-async def generate(
-    args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False
-) -> Samples:
-    """Let the agent work on the sample's task; return a sample per segment, one in an evaluation.
+def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
+    """Return the groups that slime trains in its step ``rollout_id`` (counted from 0), as its
+    ``RolloutFnTrainOutput``: a list of groups, of rollouts, of samples.
 
-    All share the ``rollout_id``; ``metadata["agentrl"]`` has the rollout's outcome. Raises
-    AgentrlError if no further rollout could work, and CancelledError when slime cancels the
-    rollout, after its sandbox is closed and its record is stored.
+    The samples of a rollout share its ``rollout_id``; ``metadata["agentrl"]`` has its outcome. With
+    ``run.overlap`` slime asks for a batch while it trains the one before, and with ``stream``
+    groups go on after the return. Raises AgentrlError if no further rollout could work.
     """
     _ensure_importable()
+    from slime.rollout.base_types import RolloutFnTrainOutput
+    from slime.utils.types import Sample
+
+    from runners.slime.loop import run_in_loop
     from runners.slime.worker import get_worker
 
-    worker = await get_worker(args, run_dir(args))
-    return await worker.run_rollout(
-        sample, temperature=sampling_params["temperature"], evaluation=evaluation
-    )
+    async def gather() -> tuple[list[list[Samples]], dict[str, float]]:
+        worker = await get_worker(args, run_dir(args), data_source.first_rollout)
+        return await worker.gather(Sample, rollout_id)
+
+    samples, metrics = run_in_loop(gather())
+    return RolloutFnTrainOutput(samples=samples, metrics=metrics)
 
 
 def post_process_rewards(args: Any, samples: Samples) -> tuple[list[float], list[float]]:
     """Return each sample's raw reward, and what it is trained with: its share of its rollout's
     advantage within the prompt's group.
 
-    slime calls it when a step's rollouts are complete, so it also tells the run that their training
-    begins. Raises ValueError for samples that ``generate`` did not make.
+    slime calls it when it has a batch, so it also tells the run that the batch is handed over.
+    Raises ValueError for samples that ``generate_rollout`` did not make.
     """
     _ensure_importable()
     from conf.sections.task import find_part_weights
     from runners.slime.rewards import compute_rewards
-    from runners.slime.worker import note_training_started, read_config
+    from runners.slime.worker import note_handed_over, read_config
     from runners.training.estimators import make_estimator
 
     config = read_config(run_dir(args))
     estimator = make_estimator(config.trainer, find_part_weights(config.reward))
     rewards = compute_rewards(samples, estimator, min_group=config.trainer.min_group)
-    note_training_started(run_dir(args), samples)
+    note_handed_over(run_dir(args))
     return rewards
 
 
@@ -71,16 +78,16 @@ def evaluate(args: Any, rollout_id: int, data_source: Any, evaluation: bool = Tr
     Rollouts without a grade are left out of the rewards, and counted as ``agentrl_failed``.
     """
     _ensure_importable()
-    from slime.utils.async_utils import run
     from slime.utils.types import Sample
 
+    from runners.slime.loop import run_in_loop
     from runners.slime.worker import get_worker
 
     async def measure() -> dict[str, dict[str, Any]]:
-        worker = await get_worker(args, run_dir(args))
+        worker = await get_worker(args, run_dir(args), data_source.first_rollout)
         return await worker.evaluate(Sample, rollout_id)
 
-    return run(measure())
+    return run_in_loop(measure())
 
 
 def run_dir(args: Any) -> Path:

@@ -1,10 +1,9 @@
 """Do a job's steps before and after slime: ``python -m runners.slime.job STEP RUN [CODE]``.
 
 ``check`` lets the agent program take one turn from a sandbox, through a gateway at the address that
-sandboxes use. ``begin`` writes the file of prompts that slime samples from: the training split, in
-slime's form; of a mixture, the tasks of every step in their order. ``end`` records how the job
-ended, once the processes that wrote the run's store are gone, and leaves a store that any machine
-can read.
+sandboxes use. ``begin`` reads the tasks, so that a malformed row is found before GPUs are taken.
+``end`` records how the job ended, once the processes that wrote the run's store are gone, and
+leaves a store that any machine can read.
 """
 
 from __future__ import annotations
@@ -19,10 +18,7 @@ from tempfile import TemporaryDirectory
 import psutil
 
 from conf.errors import AgentrlError, ExitCode
-from conf.task_sets import name_sets
 from runners.campaign.result import metrics_rows
-from runners.campaign.schedule import step_tasks
-from runners.evaluation.files import replace_file
 from runners.observe.curves import read_evaluations
 from runners.observe.metrics import MetricsWriter
 from runners.observe.png_charts import write_reward_curve
@@ -31,14 +27,12 @@ from runners.observe.status import read_store_status
 from runners.processes.ledger import Ledger, reap
 from runners.slime.checkpoints import remove_old_checkpoints
 from runners.slime.worker import read_config
-from runners.store.json_text import dumps
 from runners.store.run_state import State
 from runners.store.run_store import STORE_FILE, RunStore
 from runners.store.status_file import STATUS_FILE, read_status_file
 from runners.tasks.task_sets import load_tasks
 from runners.training.checkpoint import CHECKPOINTS
 
-PROMPTS = "prompts.jsonl"
 SILENCE_S = 30.0
 """A worker without a heartbeat for so long is gone, even if it could not record its end."""
 EXIT_DEADLINE_S = 60.0
@@ -66,23 +60,9 @@ def check(run_dir: Path) -> None:
 
 
 def begin(run_dir: Path) -> None:
-    """Write the prompts; raises AgentrlError, which names every malformed row."""
-    config = read_config(run_dir)
-    tasks = [task for task in load_tasks(config) if task.split == "train"]
-    if name_sets(config):  # slime reads them in this order, so that the sets have their shares
-        steps = range(1, config.run.steps + 1)
-        tasks = [task for step in steps for task in step_tasks(config, tasks, step)]
-    rows = [
-        {
-            "prompt": task.problem_statement,
-            "label": task.id,
-            "metadata": {"instance_id": task.id},
-        }
-        for task in tasks
-    ]
-    file = run_dir / PROMPTS
-    replace_file(file, "".join(dumps(row) + "\n" for row in rows))
-    print(f"{len(rows):,} training tasks in {file}", file=sys.stderr)
+    """Read the tasks; raises AgentrlError, which names every malformed row."""
+    tasks = [task for task in load_tasks(read_config(run_dir)) if task.split == "train"]
+    print(f"{len(tasks):,} training tasks", file=sys.stderr)
 
 
 def end(run_dir: Path, code: int) -> None:

@@ -1,8 +1,8 @@
 """Record the progress of a slime job in its run directory: steps, evaluations, metrics, heartbeat.
 
 The status is published as a file that every machine can read. A step counts as done when its
-rollouts are handed to the trainer, which reports no more than that; a job that continues from an
-older checkpoint runs later steps again, and their earlier ends are taken back.
+rollouts are handed to slime, which reports no more than that: with ``run.overlap`` while it trains
+the step before. A job that continues from an older checkpoint runs later steps again.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from runners.observe.curves import read_evaluations
 from runners.observe.metrics import MetricsWriter
 from runners.observe.remote_status import write_document
 from runners.observe.status import read_store_status
-from runners.rollouts.spec import RolloutSpec
+from runners.slime.batches import GatheredBatch
 from runners.slime.checkpoints import remove_old_checkpoints
+from runners.slime.resumption import rewind_job
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
 from runners.store.status_file import STATUS_FILE
@@ -52,21 +53,18 @@ class JobRecorder:
         self._metrics = MetricsWriter(store.run_dir, tensorboard=False)
         self._started = time.monotonic()
         self._before_s = store.state().spent_s
-        self._tasks: dict[int, dict[int, str]] = {}
-        """Task ids by group, for each step that has begun here."""
         self._began_at: dict[int, float] = {}
-        self._first: int | None = None
-        """First step of this execution: the one after the checkpoint that slime has loaded."""
-        self._earlier: dict[str, RolloutRecord] = {}
-        """Graded rollouts of the first step that an earlier execution has finished."""
-        self._loaded: dict[int, dict[str, StoredRollout]] = {}
-        """Segments of training rollouts, by step and session, until their step is finished."""
+        self._loaded: dict[str, StoredRollout] = {}
+        """Segments of the rollouts of the batch that was gathered last, by session."""
         self._finishing: set[asyncio.Task[None]] = set()
         self._closed = False
 
-    def start(self) -> None:
-        """Record that this process drives the run; raises StoreError if another one does."""
+    def start(self, done: int) -> None:
+        """Record that this process drives the run, from the checkpoint after ``done`` steps; raises
+        StoreError if another one drives it.
+        """
         self._store.set_state(State.RUNNING, wall_s=self._before_s)
+        rewind_job(self._config, self._store, done)
         self._store.replace_config(self._config.model_dump(mode="json"))
         self._metrics.rewrite(metrics_rows(self._store))
         self._publish()
@@ -83,47 +81,30 @@ class JobRecorder:
 
     @property
     def newest_step(self) -> int:
-        """The newest step whose rollouts have begun here; 0 before the first."""
+        """The newest step that slime has asked for here; 0 before the first."""
         return max(self._began_at, default=0)
 
-    def begin_rollout(self, spec: RolloutSpec) -> RolloutRecord | None:
-        """Record that a training rollout begins; return its record if it is finished already.
-
-        An earlier execution's rollouts are reused in the first step only: they were sampled from
-        the weights of the checkpoint. Later ones were sampled from weights that are lost.
-        """
-        step = spec.step
-        if self._first is None:
-            self._first = step
-            self._store.rewind(step - 1)
-            self._metrics.rewrite(metrics_rows(self._store))
-            stored = self._store.rollouts(step=step, split="train", counts=True)
-            self._earlier = {each.rollout_id: each for each in stored if each.reward is not None}
-        if step not in self._began_at:
-            self._began_at[step], self._tasks[step] = time.monotonic(), {}
-            self._in_background(self._remove_old_checkpoints(), f"agentrl-checkpoints-{step}")
-        tasks = self._tasks[step]
-        if spec.group not in tasks and not self._finished(step):
-            tasks[spec.group] = spec.task.id
-            self._store.begin_step(step, [tasks[group] for group in sorted(tasks)])
-        earlier = self._earlier.pop(spec.rollout_id, None)
-        return earlier if earlier is not None and earlier.task_id == spec.task.id else None
+    def begin_step(self, step: int) -> None:
+        """Record that slime asks for the batch of a step."""
+        self._began_at[step] = time.monotonic()
+        self._in_background(self._remove_old_checkpoints(), f"agentrl-checkpoints-{step}")
 
     def keep_loaded(self, stored: StoredRollout) -> None:
-        """Keep a training rollout's segments for its step's metrics: its turns are read once.
+        """Keep a training rollout's segments for the metrics of the step that is gathered: its
+        turns are read once.
 
         Turns and routing, which the metrics do not need, are dropped; the rest costs a fraction of
         slime's own samples, which live as long.
         """
-        loaded = self._loaded.setdefault(stored.record.step, {})
         segments = replace(stored, turns=(), routing=lambda segment: None)
-        loaded[stored.record.session_id] = segments
+        self._loaded[stored.record.session_id] = segments
 
-    def finish_steps(self, steps: Sequence[int]) -> None:
-        """Finish the steps whose samples the trainer has; metrics follow in the background."""
-        for step in steps:
-            if step in self._began_at and not self._finished(step):
-                self._in_background(self._finish(step), f"agentrl-step-{step}")
+    def finish_step(self, batch: GatheredBatch, figures: Mapping[str, Any]) -> None:
+        """Finish the step of a batch that slime has; its metrics, with ``figures``, follow in the
+        background.
+        """
+        if not self._finished(batch.step):
+            self._in_background(self._finish(batch, figures), f"agentrl-step-{batch.step}")
 
     def _in_background(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.create_task(work, name=name)
@@ -161,18 +142,17 @@ class JobRecorder:
         )
         self._publish()
 
-    async def _finish(self, step: int) -> None:
+    async def _finish(self, batch: GatheredBatch, figures: Mapping[str, Any]) -> None:
+        step = batch.step
         try:
             rollout_s = time.monotonic() - self._began_at[step]
-            records = self._store.rollouts(step=step, split="train", counts=True)
-            config, run_dir = self._config, self._store.run_dir
-            loaded = self._loaded.pop(step, {})
+            loaded, self._loaded = self._loaded, {}
             trained, metrics = await asyncio.to_thread(
-                _summarize_step, config, run_dir, records, loaded, rollout_s
+                _summarize_step, self._config, self._store.run_dir, batch, loaded, rollout_s
             )
             for record in trained:
                 self._store.put_rollout(record)
-            self._store.finish_step(step, metrics)
+            self._store.finish_step(step, metrics | dict(figures))
             self._metrics.rewrite(metrics_rows(self._store))
             self._publish()
         except AgentrlError as error:  # training goes on: only its metrics are missing
@@ -188,7 +168,7 @@ class JobRecorder:
 def _summarize_step(
     config: Config,
     run_dir: Path,
-    records: Sequence[RolloutRecord],
+    batch: GatheredBatch,
     loaded: Mapping[str, StoredRollout],
     rollout_s: float,
 ) -> tuple[list[RolloutRecord], dict[str, Any]]:
@@ -203,8 +183,10 @@ def _summarize_step(
             known = loaded.get(record.session_id)
             return load_rollout(store, None, record) if known is None else known
 
-        samples = build_samples(StepGroups(config, records), load, config)
-    return samples.records, step_metrics(samples, rollout_s, name_sets(config))
+        samples = build_samples(StepGroups(config, batch.records), load, config)
+    sets = name_sets(config)
+    # Trained are the weights that the steps before this one made.
+    return samples.records, step_metrics(samples, rollout_s, sets, version=batch.step - 1)
 
 
 def publish_gateway(run_dir: Path, url: str, public_url: str | None) -> None:

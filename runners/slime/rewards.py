@@ -28,7 +28,7 @@ def compute_rewards(
 
     A rollout without a grade is in no baseline and gets 0.0. Its raw reward, which slime only
     reports and must be a number, is its group's mean: it moves no average. Raises ValueError for a
-    sample that ``generate`` did not make.
+    sample that ``generate_rollout`` did not make.
     """
     groups: dict[int, dict[int, float | None]] = defaultdict(dict)
     parts: dict[int, dict[int, dict[str, float]]] = defaultdict(dict)
@@ -67,8 +67,8 @@ def _metadata(sample: Any) -> dict[str, Any]:
     found: dict[str, Any] | None = (sample.metadata or {}).get(KEY)
     if found is None:
         raise ValueError(
-            f"sample {sample.index} was not made by runners.slime.entry_points.generate: set "
-            "--custom-generate-function-path, or leave out --custom-reward-post-process-path"
+            f"sample {sample.index} was not made by runners.slime.entry_points.generate_rollout: "
+            "set --rollout-function-path, or leave out --custom-reward-post-process-path"
         )
     return found
 

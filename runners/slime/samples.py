@@ -19,11 +19,12 @@ from conf.sections.training import FanoutConfig
 from runners.slime.rewards import KEY
 from runners.training.fanout import fan_out
 from runners.training.placeholder import constant_placeholder, prompt_placeholder
+from runners.training.routing.check import find_routing_fault
 from runners.training.sample import Sample
 from runners.training.stored_rollout import StoredRollout
 from runners.trajectory.outcome import OutcomeClass
 from runners.trajectory.record import IdArray, RolloutRecord, Segment
-from runners.trajectory.routing import Routing, RoutingShape
+from runners.trajectory.routing import Routing, RoutingError, RoutingShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,8 @@ class SampleConfig:
     """Token id of placeholders."""
     shape: RoutingShape | None
     """Set if samples carry routing."""
+    stops_at_bad_routing: bool = False
+    """Impossible routing raises RoutingError, otherwise its sample has no weight."""
 
 
 def to_slime_samples(
@@ -66,6 +69,20 @@ def to_slime_samples(
     return [_to_sample(base, rollout, segment, row, config) for segment, row in pairs]
 
 
+def make_base_sample(sample_class: Any, record: RolloutRecord, group: int, index: int) -> Any:
+    """Return slime's ``Sample`` of a rollout, numbered over the whole job, before anything is
+    sampled; its samples are copies of it.
+    """
+    return sample_class(
+        group_index=group,
+        index=index,
+        rollout_id=index,
+        prompt="",
+        label=record.task_id,
+        metadata={"instance_id": record.task_id},
+    )
+
+
 def placeholder(
     base: Any, record: RolloutRecord | None, config: SampleConfig, prompt: IdArray | None = None
 ) -> Any:
@@ -82,7 +99,7 @@ def placeholder(
     )
     sample = copy.copy(base)
     graded = record is not None and record.reward is not None
-    sample.status = _status(base, "aborted")
+    sample.status = _status(base, "failed")
     sample.response = ""
     sample.weight_versions = []
     sample.reward = record.reward if record is not None and graded else 0.0
@@ -107,25 +124,40 @@ def _to_sample(
     sample.response = config.decode(row.tokens[start:].tolist())
     sample.reward = record.reward
     sample.weight_versions = [str(turn.weight_version) for turn in own_turns]
-    # slime replays routing for whole samples only: one row that is missing takes the sample out.
-    unrouted = row.routing is not None and not row.routing.valid[:-1].all()
+    routing = _check_routing(row, config)
     unfinished = out_of_budget and not config.train_unfinished
-    sample.remove_sample = unrouted or unfinished or not record.outcome.meaning.trained
+    untrained = unfinished or not record.outcome.meaning.trained
+    # slime replays routing for whole samples only: one row that is missing takes the sample out.
+    sample.remove_sample = untrained or bool(routing["missing"]) or routing["fault"] is not None
     metadata = {
         "graded": True,
         "share": row.advantage,
         "kind": segment.kind,
         "segment": segment.index,
         "thread": segment.thread,
-        "unrouted": unrouted,
+        "routing": routing,
         **_metadata(record),
     }
     return _fill_columns(sample, base, row, start, metadata)
 
 
+def _check_routing(row: Sample, config: SampleConfig) -> dict[str, Any]:
+    """Return what is wrong with a sample's routing: the number of rows that are ``missing``, of
+    ``rows``, and the ``fault`` that makes the others impossible. That they belong to these tokens
+    was checked when they were read.
+    """
+    if row.routing is None or config.shape is None:
+        return {"rows": 0, "missing": 0, "fault": None}
+    fault = find_routing_fault(row, config.shape)
+    if fault is not None and config.stops_at_bad_routing:
+        raise RoutingError(f"{row.rollout_id} {fault}")
+    valid = row.routing.valid[:-1]
+    return {"rows": len(valid), "missing": int((~valid).sum()), "fault": fault}
+
+
 def _fill_columns(sample: Any, base: Any, row: Sample, start: int, metadata: dict[str, Any]) -> Any:
     """Fill the columns that slime trains on; the response region begins at token ``start``."""
-    sample.rollout_id = base.index if getattr(base, "rollout_id", None) is None else base.rollout_id
+    sample.rollout_id = base.index if base.rollout_id is None else base.rollout_id
     sample.session_id = metadata.get("session", getattr(base, "session_id", None))
     sample.tokens = row.tokens.tolist()
     sample.response_length = len(row.tokens) - start

@@ -1,7 +1,8 @@
 """Run agent rollouts for slime in its process: gateway, sandboxes, tasks and the run's store.
 
-Everything starts at the first call and lives as long as the process. Invariant: slime owns the
-weights and the engine servers; nothing here changes either.
+Everything starts at the first call and lives as long as the process, on the loop of
+``runners.slime.loop``. Invariant: slime owns the weights and the engine servers; nothing here
+changes either.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import asyncio
 import atexit
 import logging
 import time
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import AsyncExitStack, suppress
@@ -22,24 +22,32 @@ from conf.compose import from_json
 from conf.errors import AgentrlError, ConfigError, error_text
 from conf.schema import Config
 from conf.sections.training import RoutingRolloutConfig
-from runners.campaign.schedule import evaluation_batch
+from runners.campaign.group_runner import GroupRunner, note_final
+from runners.campaign.sampler import StepSampler
+from runners.campaign.schedule import evaluation_batch, evaluation_due
 from runners.diagnostics.attempt_progress import AttemptWatch
 from runners.diagnostics.stalls import seconds_since_turn, watch_stalls
 from runners.gateway.tokenizer import load_tokenizer
+from runners.observe.progress import Progress
+from runners.plugins.calls import PluginFailedError
 from runners.processes.service import ServiceError
 from runners.rollouts.pool import Pool
-from runners.rollouts.spec import RolloutSpec, make_spec
 from runners.runtime.dataset_check import check_datasets, note_datasets
 from runners.runtime.policy import find_captured_shape
-from runners.runtime.services import start_services
-from runners.slime.arguments import find_engine, sample_step, sample_task
+from runners.runtime.services import Services, start_services
+from runners.slime.arguments import find_engine
+from runners.slime.batches import Batches, GatheredBatch, StepBatches
 from runners.slime.job_recorder import JobRecorder, publish_gateway
-from runners.slime.samples import SampleConfig, placeholder, to_slime_samples
+from runners.slime.rewards import KEY
+from runners.slime.routing_check import RoutingCheck
+from runners.slime.samples import SampleConfig, make_base_sample, placeholder, to_slime_samples
+from runners.slime.stream import StreamBatches
 from runners.store.run_state import REMOTE_SILENCE_S
 from runners.store.run_store import STORE_FILE, RunStore
 from runners.store.status_file import find_remote_driver
 from runners.tasks.contract import Task
 from runners.tasks.task_sets import load_tasks
+from runners.training.advantages import key_of
 from runners.training.placeholder import read_pad_token
 from runners.training.stored_rollout import load_rollout
 from runners.trajectory.record import RolloutRecord
@@ -49,30 +57,36 @@ CONFIG = "config.json"
 EXIT_DEADLINE_S = 10.0
 """At its exit the process waits so long for the end of what it started."""
 POLL_S = 2.0
+ROUTING_REFUSED = "routing_refused"
+"""Event of a rollout with a sample whose routing is impossible."""
 
 _log = logging.getLogger(__name__)
 _workers: dict[Path, asyncio.Task[SlimeRolloutWorker]] = {}
 """By run directory; started by the first call, awaited by all."""
 
 
-async def get_worker(args: Any, run_dir: Path) -> SlimeRolloutWorker:
-    """Return the worker of a run, started by the first call; raises AgentrlError."""
+async def get_worker(args: Any, run_dir: Path, first_rollout: int) -> SlimeRolloutWorker:
+    """Return the worker of a run, started by the first call; raises AgentrlError.
+
+    ``first_rollout``: number of steps in the checkpoint that slime has loaded.
+    """
     task = _workers.get(run_dir)
     if task is None:
-        task = asyncio.create_task(SlimeRolloutWorker.start(args, run_dir), name="agentrl-worker")
+        start = SlimeRolloutWorker.start(args, run_dir, first_rollout)
+        task = asyncio.create_task(start, name="agentrl-worker")
         _workers[run_dir] = task
-    # Shielded: slime may cancel the caller that started it, and others wait for the same task.
+    # Shielded: a caller that is interrupted must not leave a worker that is half started.
     return await asyncio.shield(task)
 
 
-def note_training_started(run_dir: Path, samples: Sequence[Any]) -> None:
-    """Record, from any thread, that slime now trains on these samples.
+def note_handed_over(run_dir: Path) -> None:
+    """Record, from any thread, that slime has the batch that was gathered last.
 
     slime may call this in a process that has no worker of the run; there it does nothing.
     """
     task = _workers.get(run_dir)
     if task is not None and task.done() and not task.cancelled() and task.exception() is None:
-        task.result().note_training_started(samples)
+        task.result().note_handed_over()
 
 
 async def close(run_dir: Path) -> None:
@@ -108,23 +122,23 @@ class SlimeRolloutWorker:
         self._store = store
         self._sample_config = sample_config
         self._recorder = recorder
-        routing = config.routing_replay
-        self._stops_at_bad_routing = (
-            isinstance(routing, RoutingRolloutConfig) and routing.on_fault == "stop"
-        )
         self._exits = AsyncExitStack()
         self._loop = asyncio.get_running_loop()
         self._pool: Pool
-        self._tasks: dict[str, Task] = {}
-        self._groups_per_step = 1
-        self._group_size = 1
+        self._batches: Batches
+        self._held_out: list[Task] = []
+        self._gathered: GatheredBatch | None = None
+        """The batch that was gathered last."""
+        self._routing = RoutingCheck()
+        """Of that batch."""
         self._service_error: ServiceError | None = None
-        self._evaluations_begun: Counter[tuple[int, int]] = Counter()
-        """By step and sample index, which slime counts anew in each evaluation data set."""
 
     @classmethod
-    async def start(cls, args: Any, run_dir: Path) -> SlimeRolloutWorker:
-        """Start everything; raises AgentrlError, and leaves nothing behind then."""
+    async def start(cls, args: Any, run_dir: Path, first_rollout: int) -> SlimeRolloutWorker:
+        """Start everything; raises AgentrlError, and leaves nothing behind then.
+
+        The run is taken back to the ``first_rollout`` steps that slime's checkpoint has.
+        """
         config = read_config(run_dir)
         config = config.model_copy(update={"engine": await find_engine(args, config)})
         model = config.model
@@ -136,12 +150,14 @@ class SlimeRolloutWorker:
             decode=load_tokenizer(tokenizer).decode,
             pad=read_pad_token(weights),
             shape=find_captured_shape(config, weights),
+            stops_at_bad_routing=isinstance(config.routing_replay, RoutingRolloutConfig)
+            and config.routing_replay.on_fault == "stop",
         )
         async with AsyncExitStack() as exits:
             store = await _open_store(config, run_dir)
             exits.callback(store.close)
             worker = cls(config, store, sample_config, JobRecorder(config, store))
-            worker._recorder.start()
+            worker._recorder.start(first_rollout)
             watch = AttemptWatch()
             await exits.enter_async_context(
                 watch_stalls(
@@ -161,16 +177,14 @@ class SlimeRolloutWorker:
                     version=0,
                     watch=watch,
                     on_service_exit=worker._note_service_exit,
+                    # In each job slime counts from 1, the weights with which it starts.
+                    version_offset=first_rollout - 1,
                 )
             )
             publish_gateway(run_dir, services.context.gateway.url, config.gateway.public_url)
-            worker._tasks = {task.id: task for task in await asyncio.to_thread(load_tasks, config)}
+            tasks = await asyncio.to_thread(load_tasks, config)
+            worker._make_batches(services, tasks)
             worker._exits = exits.pop_all()
-        worker._groups_per_step = args.rollout_batch_size
-        worker._group_size = args.n_samples_per_prompt
-        worker._pool = services.make_pool(
-            config.rollout, draining=asyncio.Event(), on_done=lambda record: None
-        )
         heartbeat = asyncio.create_task(
             worker._recorder.send_heartbeats(), name="agentrl-heartbeat"
         )
@@ -179,8 +193,25 @@ class SlimeRolloutWorker:
         atexit.register(worker._close_at_exit)
         return worker
 
+    def _make_batches(self, services: Services, tasks: Sequence[Task]) -> None:
+        """Prepare rollouts on the running services."""
+        config, draining = self._config, asyncio.Event()
+        progress = Progress(self._store.run_dir.name, config.run.steps)
+        self._pool = services.make_pool(
+            config.rollout, draining=draining, on_done=partial(note_final, progress)
+        )
+        train = [task for task in tasks if task.split == "train"]
+        self._held_out = [task for task in tasks if task.split == "held_out"]
+        sampler = StepSampler(config, self._store, train, self._note_sampler_failure)
+        runner = GroupRunner(
+            config, self._store, self._pool, sampler, progress=progress, draining=draining
+        )
+        make = StreamBatches if config.run.overlap == "stream" else StepBatches
+        self._batches = make(config, self._store, sampler, runner)
+
     async def close(self) -> None:
         """Stop everything; raises StoreError if the end could not be recorded."""
+        await self._batches.close()
         async with self._exits:  # services are stopped even if the recorder fails
             await self._recorder.wait_until_finished()
             self._recorder.close()
@@ -198,39 +229,81 @@ class SlimeRolloutWorker:
             _log.warning("not everything was stopped before the process exited: %s", error)
 
     async def _cancel_and_close(self) -> None:
+        await self._batches.close()
         ours = [task for task in asyncio.all_tasks() if task.get_name().startswith("rollout-")]
         for task in ours:
             task.cancel()  # each stores its record as cancelled
         await asyncio.gather(*ours, return_exceptions=True)
         await self.close()
 
-    def note_training_started(self, samples: Sequence[Any]) -> None:
-        """Record, from any thread, that slime now trains on these samples."""
-        steps = {step for sample in samples if (step := sample_step(sample)) is not None}
+    def note_handed_over(self) -> None:
+        """Record, from any thread, that slime has the batch that was gathered last."""
         with suppress(RuntimeError):  # the loop is closed: the process exits
-            self._loop.call_soon_threadsafe(self._recorder.finish_steps, sorted(steps))
+            self._loop.call_soon_threadsafe(self._hand_over)
 
-    async def run_rollout(self, sample: Any, *, temperature: float, evaluation: bool) -> list[Any]:
-        """Run one rollout and return its samples.
+    def _hand_over(self) -> None:
+        if self._gathered is not None:
+            self._recorder.finish_step(self._gathered, self._routing.metrics())
 
-        Raises AgentrlError only if no further rollout could work, and CancelledError.
+    async def gather(
+        self, sample_class: Any, slime_rollout: int
+    ) -> tuple[list[list[list[Any]]], dict[str, float]]:
+        """Return the samples of a training step, by group and rollout, and figures for slime's log.
+
+        Raises AgentrlError only if no further rollout could work.
         """
-        spec = self._make_spec(sample, temperature, evaluation)
-        record = None if evaluation else self._recorder.begin_rollout(spec)
-        if record is None:
-            record = await self._run(spec)
+        if self._service_error is not None:
+            raise self._service_error
+        step, config = slime_rollout + 1, self._config
+        # train_async.py begins without an evaluation. Nothing else runs yet.
+        if step == 1 and config.run.overlap != "none" and evaluation_due(config, 0):
+            await self.evaluate(sample_class, 0)
+        self._recorder.begin_step(step)
+        batch = await self._batches.gather(step)
+        self._gathered, self._routing = batch, RoutingCheck()
+        found = []
+        for place, group in enumerate(batch.groups):
+            number = slime_rollout * config.run.tasks_per_step + place
+            is_trained = key_of(group[0]) not in batch.untrainable
+            rollouts = []
+            for member, record in enumerate(group):
+                index = number * config.run.rollouts_per_task + member
+                base = make_base_sample(sample_class, record, number, index)
+                rollouts.append(await self._to_samples(base, record, is_trained=is_trained))
+            found.append(rollouts)
+        return found, {
+            "agentrl/groups_replaced": len(batch.left_out),
+            "agentrl/groups_untrainable": len(batch.untrainable),
+            **({"agentrl/staleness_max": max(batch.ages)} if batch.ages else {}),
+        }
+
+    async def _to_samples(self, base: Any, record: RolloutRecord, *, is_trained: bool) -> list[Any]:
+        """Return the samples of a training rollout; one without weight if it cannot be built."""
+        config = self._sample_config
         try:
-            stored = load_rollout(self._store, self._sample_config.shape, record)
-            if not evaluation:
-                self._recorder.keep_loaded(stored)
-            return to_slime_samples(sample, stored, self._sample_config, evaluation=evaluation)
+            stored = load_rollout(self._store, config.shape, record)
+            self._recorder.keep_loaded(stored)
+            # On a thread: the routing of a long rollout has 10⁸ ids, and other rollouts go on.
+            samples: list[Any] = await asyncio.to_thread(
+                to_slime_samples, base, stored, config, evaluation=False
+            )
+            self._routing.add(samples)
         except Exception as error:  # a failed rollout is data
-            if isinstance(error, RoutingError) and self._stops_at_bad_routing:
-                raise
+            if isinstance(error, RoutingError):
+                if config.stops_at_bad_routing:
+                    raise
+                self._routing.refused += 1
             text = f"{type(error).__name__}: {error_text(error)}"
-            _log.error("rollout %s has no samples: %s", spec.rollout_id, text)
-            self._store.event("unbuilt", {"rollout_id": spec.rollout_id, "error": text})
-            return [placeholder(sample, record, self._sample_config)]
+            _log.error("rollout %s has no samples: %s", record.rollout_id, text)
+            self._store.event("unbuilt", {"rollout_id": record.rollout_id, "error": text})
+            samples = [placeholder(base, record, self._sample_config)]
+        for sample in samples:
+            fault = sample.metadata[KEY].get("routing", {}).get("fault")
+            if fault is not None:
+                found = {"rollout_id": record.rollout_id, "reason": fault}
+                self._store.event(ROUTING_REFUSED, found)
+            sample.remove_sample = sample.remove_sample or not is_trained
+        return samples
 
     async def evaluate(self, sample_class: Any, slime_rollout: int) -> dict[str, dict[str, Any]]:
         """Run the held-out tasks and return the results in slime's form; {} if none has a grade.
@@ -240,10 +313,11 @@ class SlimeRolloutWorker:
         """
         if self._service_error is not None:
             raise self._service_error
-        held_out = [task for task in self._tasks.values() if task.split == "held_out"]
         # The number of an evaluation after rollout n is n: its rollouts have begun by then.
         step = slime_rollout + (self._recorder.newest_step > slime_rollout)
-        specs = {spec.rollout_id: spec for spec in evaluation_batch(self._config, held_out, step)}
+        specs = {
+            spec.rollout_id: spec for spec in evaluation_batch(self._config, self._held_out, step)
+        }
         # Graded before the job was lost and started again: by the same weights.
         earlier = [
             record
@@ -273,23 +347,8 @@ class SlimeRolloutWorker:
             }
         }
 
-    async def _run(self, spec: RolloutSpec) -> RolloutRecord:
-        if self._service_error is not None:
-            raise self._service_error
-        (record,) = await self._pool.run([spec])
-        return record
-
-    def _make_spec(self, sample: Any, temperature: float, evaluation: bool) -> RolloutSpec:
-        """Return the rollout of a sample. slime numbers groups and samples over the whole job."""
-        if evaluation:
-            split, step, group = "eval", self._recorder.newest_step, sample.index
-            member = self._evaluations_begun[step, group]
-            self._evaluations_begun[step, group] += 1
-        else:
-            step, group = divmod(sample.group_index, self._groups_per_step)
-            split, step, member = "train", step + 1, sample.index % self._group_size
-        task = sample_task(sample, self._tasks)
-        return make_spec(self._config, split, step, group, member, task, temperature=temperature)
+    def _note_sampler_failure(self, step: int, error: PluginFailedError) -> None:
+        self._store.event("sampler_failed", {"step": step, "reason": str(error)})
 
     def _note_service_exit(self, error: ServiceError) -> None:
         self._service_error = error

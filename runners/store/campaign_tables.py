@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -156,18 +156,46 @@ class CampaignTables:
                 f"step {step} of {self.run_dir} cannot finish: it never began, or is finished"
             )
 
-    def rewind(self, step: int) -> None:
+    def rewind(self, step: int, lost: Iterable[str] | None = None) -> None:
         """Drop the steps after ``step`` and their evaluations: the trainer lost them and repeats
-        them. Rollouts of the step that follows still count, later ones no longer do.
+        them. ``lost``: sessions of training rollouts that no longer count; None: those after the
+        step that follows.
         """
         with self._db.write():
             self._db.execute("DELETE FROM step WHERE step > ?", (step,))
             self._db.execute("DELETE FROM evaluation WHERE step > ?", (step,))
             self._db.execute(
-                "UPDATE rollout SET counts = 0 WHERE counts AND step > ?"
-                " AND NOT (split = 'train' AND step = ?)",
-                (step, step + 1),
+                "UPDATE rollout SET counts = 0 WHERE counts AND step > ? AND split = 'eval'",
+                (step,),
             )
+            if lost is None:
+                self._db.execute(
+                    "UPDATE rollout SET counts = 0 WHERE counts AND step > ?", (step + 1,)
+                )
+            for session in lost or ():
+                self._db.execute("UPDATE rollout SET counts = 0 WHERE session_id = ?", (session,))
+
+    def rewind_schedule(self, batch: int) -> None:
+        """Drop the events after the batch of this number, 0: all events; raises StoreError if the
+        schedule has no such batch.
+        """
+        with self._db.write():
+            rows = self._db.rows("SELECT seq, body FROM schedule WHERE kind = 'batch'")
+            ends = {loads(body)["number"]: seq for seq, body in rows} | {0: 0}
+            if batch not in ends:
+                raise StoreError(
+                    f"the schedule of {self.run_dir} has no batch {batch}: restore the run "
+                    "directory as a whole"
+                )
+            self._db.execute("DELETE FROM schedule WHERE seq > ?", (ends[batch],))
+
+    def version_ranges(self) -> dict[str, tuple[int, int]]:
+        """Return the oldest and the newest weights that sampled each session, by its id."""
+        oldest = "min(coalesce(json_extract(weight_spans, '$[0][0]'), weight_version))"
+        rows = self._db.rows(
+            f"SELECT session_id, {oldest}, max(weight_version) FROM turn GROUP BY session_id"
+        )
+        return {session: (low, high) for session, low, high in rows}
 
     def steps(self) -> list[StepRow]:
         """Return every step that began, in order."""

@@ -154,7 +154,12 @@ class StepGroups:
         return [(record, value) for (record, _), value in zip(members, values, strict=True)]
 
     @property
+    def replaceable(self) -> set[GroupKey]:
+        """Groups that spare ones should replace."""
+        flat = self._flat if self._config.rollout.replace_flat else set()
+        return self._without_baseline | flat
+
+    @property
     def untrainable(self) -> int:
         """Number of groups that spare ones should replace."""
-        flat = len(self._flat) if self._config.rollout.replace_flat else 0
-        return len(self._without_baseline) + flat
+        return len(self.replaceable)

@@ -6,6 +6,7 @@ import pytest
 
 from conf.compose import compose, from_json, to_json
 from conf.errors import ConfigError
+from runners.campaign.overlap.run_schedule import find_limits
 
 SLIME = [
     *("trainer=slime", "model=qwen3_30b_a3b", "model.path=/weights", "launch=slurm"),
@@ -41,8 +42,23 @@ def faults(*lines: str) -> list[str]:
             "choose trainer.kl.place=loss",
         ),
         (["trainer.kl.weight=0.1", "trainer.kl.estimator=k1"], "trainer.kl.estimator=k1", "k2 or"),
-        (["rollout.spare_groups=1"], "rollout.spare_groups", "rollout.spare_groups=0"),
-        (["rollout.replace_flat=true"], "rollout.replace_flat=true", "leave them out"),
+        (["sampling.top_p=0.9"], "sampling.top_p=0.9 cuts", "top_p=1.0"),
+        (["run.overlap=step"], "trainer.rollout_nodes=0", "colocated"),
+        (
+            ["run.overlap=step", "trainer.rollout_nodes=1", "trainer.correction.truncate=none"],
+            "run.overlap=step trains on rollouts of older weights",
+            "set trainer.correction.truncate=token",
+        ),
+        (
+            ["run.overlap=stream", "trainer.rollout_nodes=1", "run.staleness=0"],
+            "run.staleness=0",
+            "raise run.staleness to 1",
+        ),
+        (
+            ["run.overlap=stream", "trainer.rollout_nodes=1", "run.window=4"],
+            "run.window=4 is more than run.staleness=4 − 1",
+            "lower run.window",
+        ),
         (
             ["routing_replay=rollout", "routing_replay.alarm_disagreement=0.3"],
             "routing_replay.alarm_disagreement",
@@ -84,3 +100,21 @@ def test_a_key_that_nobody_reads_is_refused_locally_too() -> None:
     (fault,) = caught.value.faults
     assert fault.startswith("model.layout.tensor=8 does nothing with trainer=local: only trainer=")
     assert compose(lines).trainer.kind == "local"
+
+
+def test_groups_are_replaced_as_by_the_local_trainer() -> None:
+    rollout = compose([*SLIME, "rollout.replace_flat=true", "rollout.oversample_groups=1"]).rollout
+    assert (rollout.spare_groups, rollout.replace_flat, rollout.oversample_groups) == (2, True, 1)
+    assert compose([*SLIME, "run.sampler=curriculum"]).run.sampler == "curriculum"
+
+
+@pytest.mark.parametrize(
+    ("lines", "staleness", "window"),
+    [([], 3, 1), (["run.staleness=1"], 0, 0), (["run.staleness=3", "run.window=2"], 2, 2)],
+)
+def test_the_schedule_of_a_stream_leaves_room_for_the_batch_that_slime_asks_for_early(
+    lines: list[str], staleness: int, window: int
+) -> None:
+    stream = [*SLIME, "run.overlap=stream", "trainer.rollout_nodes=1", *lines]
+    limits = find_limits(compose(stream))
+    assert (limits.mode, limits.staleness, limits.window) == ("stream", staleness, window)

@@ -1,24 +1,20 @@
-"""slime's side of a rollout: its ``Sample``, its call of ``generate``, its checks of samples."""
+"""slime's side of a rollout: its ``Sample``, its call of a rollout function, its checks of samples.
+
+As in slime 624b824: ``slime/utils/types.py``, ``ray/rollout.py``, ``utils/dp_schedule.py``.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-import uuid
+import sys
 from argparse import Namespace
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from types import ModuleType
 from typing import Any
 
 import numpy as np
-
-SAMPLING = {
-    "temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 64, "stop": None,
-    "stop_token_ids": None, "skip_special_tokens": False, "no_stop_trim": True,
-    "spaces_between_special_tokens": False,
-}  # fmt: skip
 
 
 @dataclass
@@ -57,43 +53,38 @@ class Sample:
 Generated = list[Any]
 
 
-def make_groups(tasks: Sequence[str], size: int, *, first: int = 0) -> list[list[Sample]]:
-    """Return groups of samples numbered over the whole job, as slime's data source does."""
-    return [
-        [
-            Sample(
-                group_index=first + group,
-                index=(first + group) * size + member,
-                prompt="Fix it.",
-                label=task,
-                metadata={"instance_id": task},
-            )
-            for member in range(size)
-        ]
-        for group, task in enumerate(tasks)
-    ]
+@dataclass
+class RolloutFnTrainOutput:
+    """What ``slime.rollout.base_types`` wants of a rollout function."""
+
+    samples: list[list[Any]]
+    metrics: dict[str, Any] | None = None
 
 
-async def run_rollout(
-    args: Namespace, sample: Sample, function: Callable[..., Any], *, evaluation: bool = False
-) -> Generated:
-    """Call a generate function as ``generate_and_rm`` does."""
-    assert "evaluation" in inspect.signature(function).parameters
-    given = await function(args, sample, dict(SAMPLING), evaluation=evaluation)
-    assert isinstance(given, list)
-    if not any(made.status is Sample.Status.ABORTED for made in given):
-        assert all(made.reward is not None for made in given), "there is no reward model"
-    return given
+def install_fake_modules(modules: MutableMapping[str, ModuleType] = sys.modules) -> None:
+    """Make the modules importable that our functions import from slime."""
+    types, outputs = ModuleType("slime.utils.types"), ModuleType("slime.rollout.base_types")
+    types.Sample = Sample  # type: ignore[attr-defined]
+    outputs.RolloutFnTrainOutput = RolloutFnTrainOutput  # type: ignore[attr-defined]
+    parents = (ModuleType(name) for name in ("slime", "slime.utils", "slime.rollout"))
+    for module in (*parents, types, outputs):
+        modules[module.__name__] = module
 
 
-async def run_group(
-    args: Namespace, group: list[Sample], function: Callable[..., Any]
-) -> list[Generated]:
-    """Run a group as ``generate_and_rm_group`` does: one exception fails the whole group."""
-    for sample in group:
-        sample.session_id = str(uuid.uuid4())
-    tasks = [asyncio.create_task(run_rollout(args, sample, function)) for sample in group]
-    return list(await asyncio.gather(*tasks))
+def run_rollout_function(
+    args: Namespace, rollout_id: int, data_source: Any, function: Callable[..., Any]
+) -> list[list[Generated]]:
+    """Call a rollout function as ``RolloutManager`` does; return groups of rollouts of samples."""
+    output = function(args, rollout_id, data_source, evaluation=False)
+    assert isinstance(output, RolloutFnTrainOutput)
+    assert all(isinstance(value, int | float) for value in (output.metrics or {}).values())
+    depths = {_depth(group) for group in output.samples}
+    assert depths == {2}, "a mix of depths is flattened wrongly, without an error"
+    return output.samples
+
+
+def _depth(node: Any) -> int:
+    return 1 + _depth(node[0]) if isinstance(node, list) else 0
 
 
 def make_train_data(
@@ -107,6 +98,9 @@ def make_train_data(
                 assert None not in ids
                 assert len(ids) == 1
     samples = [made for group in groups for siblings in group for made in siblings]
+    rollouts = {made.rollout_id for made in samples}
+    size = args.rollout_batch_size * args.n_samples_per_prompt
+    assert len(rollouts) == size, "others would be dropped, or too few to train"
     raw, trained = rewards(args, samples)
     assert len(raw) == len(trained) == len(samples)
     masks = []

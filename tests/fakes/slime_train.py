@@ -1,6 +1,6 @@
 """A fake of slime's ``train.py`` as a job sees it: arguments, checkpoints, rollouts, evaluations.
 
-The loop runs on an event loop in another thread as in slime. The policy is scripted.
+The policy is scripted, and served on a thread of its own.
 ``FAKE_DIE=STEP`` kills the process in the middle of that step's rollouts, once.
 """
 
@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import json
 import os
 import signal
+import sqlite3
 import sys
 import threading
+import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Coroutine
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from runners.testing.completions import Completion, spoken
 from runners.testing.scripted_engine import ScriptedEngine
 from tests.fakes.sglang_router import Router
-from tests.fakes.slime_rollout import Sample, make_train_data, run_group
+from tests.fakes.slime_rollout import (
+    install_fake_modules,
+    make_train_data,
+    run_rollout_function,
+)
 
 SAYS = spoken([{"type": "text", "text": "I give up."}])
 MARKER = "latest_checkpointed_iteration.txt"
@@ -32,9 +35,9 @@ WAIT_S = 120
 def parse_arguments(words: list[str]) -> Namespace:
     """Parse the arguments that matter here; the others are Megatron's and SGLang's."""
     parser = ArgumentParser(allow_abbrev=False)
-    for name in ("custom-generate-function-path", "custom-reward-post-process-path"):
+    for name in ("rollout-function-path", "data-source-path", "custom-reward-post-process-path"):
         parser.add_argument(f"--{name}", required=True)
-    for name in ("hf-checkpoint", "prompt-data", "save", "load", "metadata-key", "label-key"):
+    for name in ("hf-checkpoint", "save", "load"):
         parser.add_argument(f"--{name}", required=True)
     for name in ("num-rollout", "rollout-batch-size", "n-samples-per-prompt", "save-interval"):
         parser.add_argument(f"--{name}", type=int, required=True)
@@ -51,88 +54,70 @@ def load_function(path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-class LoopThread:
-    """An event loop on a thread, as slime's ``AsyncLoopThread``."""
+class EngineThread:
+    """An engine behind slime's router, on a loop of its own."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self.engine = ScriptedEngine()
+        self.engine.always = Completion(SAYS)
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
 
-    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Run it there and wait for it."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(WAIT_S)
+    def start(self) -> tuple[str, int]:
+        """Start both; return the router's address."""
+
+        async def start() -> Router:
+            return await Router(await self.engine.__aenter__()).__aenter__()
+
+        return asyncio.run_coroutine_threadsafe(start(), self.loop).result(WAIT_S).address
 
 
-def install_fake_modules(run: Any) -> None:
-    """Make the modules importable that an evaluation function imports from slime."""
-    types, async_utils = ModuleType("slime.utils.types"), ModuleType("slime.utils.async_utils")
-    types.Sample = Sample  # type: ignore[attr-defined]
-    async_utils.run = run  # type: ignore[attr-defined]
-    for module in (ModuleType("slime"), ModuleType("slime.utils"), types, async_utils):
-        sys.modules[module.__name__] = module
-
-
-def next_groups(args: Namespace, rollout_id: int) -> list[list[Sample]]:
-    """Return the groups of a rollout, numbered over the whole job."""
-    rows = [json.loads(line) for line in Path(args.prompt_data).read_text().splitlines()]
-    groups = []
-    for place in range(args.rollout_batch_size):
-        group = rollout_id * args.rollout_batch_size + place
-        row = rows[group % len(rows)]
-        groups.append(
-            [
-                Sample(
-                    group_index=group,
-                    index=group * args.n_samples_per_prompt + member,
-                    prompt=row["prompt"],
-                    label=row[args.label_key],
-                    metadata=dict(row[args.metadata_key]),
-                )
-                for member in range(args.n_samples_per_prompt)
-            ]
-        )
-    return groups
-
-
-async def run_groups(args: Namespace, groups: list[list[Sample]], generate: Any) -> list[Any]:
-    """Run all groups at once; with FAKE_DIE the process kills itself when the first one is done."""
-    tasks = [asyncio.create_task(run_group(args, group, generate)) for group in groups]
+def die_in_step(args: Namespace, step: int) -> None:
+    """With FAKE_DIE the process kills itself when the first group of that step is done, once."""
     mark = Path(args.save) / "died"
-    step = groups[0][0].group_index // args.rollout_batch_size + 1
-    if os.environ.get("FAKE_DIE") == str(step) and not mark.exists():
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    if os.environ.get("FAKE_DIE") != str(step) or mark.exists():
+        return
+
+    def watch() -> None:
+        database = sqlite3.connect(Path(args.save).parent / "store.sqlite")
+        query = (
+            "SELECT 1 FROM rollout WHERE step = ? AND split = 'train' AND counts "
+            "GROUP BY group_index HAVING count(*) = ?"
+        )
+        while not database.execute(query, (step, args.n_samples_per_prompt)).fetchall():
+            time.sleep(0.02)
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
-    return list(await asyncio.gather(*tasks))
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def train(args: Namespace) -> None:
-    """Run the loop of ``slime/train.py``, without weights."""
-    loop = LoopThread()
-    install_fake_modules(loop.run)
-    engine = ScriptedEngine()
-    engine.always = Completion(SAYS)
-
-    async def start_engine() -> Router:
-        return await Router(await engine.__aenter__()).__aenter__()
-
-    args.sglang_router_ip, args.sglang_router_port = loop.run(start_engine()).address
-    generate = load_function(args.custom_generate_function_path)
+    """Run the loop of ``slime/train.py``, without weights: only their version changes."""
+    install_fake_modules()
+    served = EngineThread()
+    args.sglang_router_ip, args.sglang_router_port = served.start()
+    generate = load_function(args.rollout_function_path)
     rewards = load_function(args.custom_reward_post_process_path)
     evaluate = load_function(args.eval_function_path) if args.eval_function_path else None
+    source = load_function(args.data_source_path)(args)
     marker = Path(args.load) / MARKER
     first = int(marker.read_text()) + 1 if marker.exists() else 0
+    source.load(first - 1)
     for rollout_id in range(first, args.num_rollout):
         if evaluate is not None and rollout_id == 0:
-            evaluate(args, rollout_id, None, evaluation=True)
-        groups = loop.run(run_groups(args, next_groups(args, rollout_id), generate))
+            evaluate(args, rollout_id, source, evaluation=True)
+        die_in_step(args, rollout_id + 1)
+        groups = run_rollout_function(args, rollout_id, source, generate)
         make_train_data(args, groups, rewards)
         print(f"step {rollout_id}: trained", flush=True)
+        served.engine.weight_version = str(rollout_id - first + 2)  # 1: those it began with
         if (rollout_id + 1) % args.save_interval == 0:
             (Path(args.save) / MARKER).write_text(str(rollout_id))
+            source.save(rollout_id)
         last = rollout_id == args.num_rollout - 1
         if evaluate is not None and ((rollout_id + 1) % args.eval_interval == 0 or last):
-            evaluate(args, rollout_id, None, evaluation=True)
+            evaluate(args, rollout_id, source, evaluation=True)
 
 
 if __name__ == "__main__":

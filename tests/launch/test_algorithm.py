@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conf.errors import ConfigError
 from launch import flags
+from launch.job_files import render_settings
 from launch.megatron_arguments import Arguments
 from launch.memory import estimate_memory
 from launch.plan import plan_job
-from launch.slime_arguments import build_slime_arguments
+from launch.slime_arguments import IMPOSSIBLE, build_slime_arguments, train_script
 from launch.topology import cluster_job, plan_topology
 from runners.training.schedule import find_learning_rate
 from tests.fakes.cluster_config import a_config
@@ -42,6 +45,47 @@ def test_a_loss_is_slime_s_ratio_with_its_bounds(
     assert (found["--eps-clip"], found["--eps-clip-high"]) == ((low,), (high,))
     assert "--eps-clip-c" not in found
     assert arguments("trainer.clip_dual=3.0")["--eps-clip-c"] == ("3",)
+
+
+ASYNCHRONOUS = ("run.overlap=step", "trainer.rollout_nodes=4")
+
+
+def test_overlap_chooses_slime_s_asynchronous_loop_on_gpus_of_its_own() -> None:
+    found = arguments(*ASYNCHRONOUS)
+    assert "--colocate" not in found
+    assert found["--update-weights-interval"] == ("1",)
+    assert "--use-tis" in found
+    assert train_script(a_config(*ASYNCHRONOUS)) == "train_async.py"
+    assert train_script(a_config()) == "train.py"
+    settings = render_settings(plan_job(a_config(*ASYNCHRONOUS)), ["agentrl"])
+    assert "\nTRAIN_SCRIPT=train_async.py\n" in settings
+    assert "--update-weights-interval" not in arguments()
+
+
+def test_rollouts_and_tasks_are_ours_whatever_overlaps() -> None:
+    for overrides in ((), ASYNCHRONOUS):
+        found = arguments(*overrides, "run.eval_tasks=1")
+        for flag in ("--rollout-function-path", "--data-source-path", "--eval-function-path"):
+            module, _, name = found[flag][0].rpartition(".")
+            assert callable(getattr(import_module(module), name))
+        assert not found.keys() & IMPOSSIBLE.keys() - {"--colocate"}
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        *("--log-passrate", "--group-rm", "--partial-rollout", "--over-sampling-batch-size 9"),
+        *("--dynamic-sampling-filter-path a.b", "--custom-generate-function-path a.b"),
+    ],
+)
+def test_flags_that_slime_cannot_combine_with_lists_are_refused_by_name(flag: str) -> None:
+    words = ",".join(flag.split())
+    with pytest.raises(ConfigError) as caught:
+        arguments(f"launch.extra_flags=[{words}]")
+    (fault,) = caught.value.faults
+    name = flag.split()[0]
+    assert fault == f"launch.extra_flags: {name} {IMPOSSIBLE[name]}"
+    assert name in flags.load_flags(), "slime has it"
 
 
 def test_the_penalty_is_a_loss_and_never_slime_s_reward() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from conf.schema import Config
 from conf.sections.run import FIXED_STALENESS, STALENESS, WINDOW
+from conf.sections.training import SlimeTrainerConfig
 from runners.campaign.overlap.events import (
     DEAL,
     Admit,
@@ -43,6 +44,10 @@ def find_limits(config: Config) -> OverlapLimits:
     staleness = find_staleness({"overlap": run.overlap, "staleness": run.staleness})
     window = staleness
     if run.overlap == "stream":
+        if isinstance(config.trainer, SlimeTrainerConfig):
+            # slime asks for a batch while it trains the one before: the weights that are known are
+            # one update older than those that it will be trained on.
+            staleness -= 1
         window = min(WINDOW, staleness) if run.window is None else run.window
     return OverlapLimits(
         run.overlap,

@@ -6,8 +6,9 @@ sessions. A worker is lost while it accepts no connection; its sessions go to th
 With a router in front, generations go to the router. Control (weights, loads, aborts) always goes
 to the workers themselves, because a router has no ``/abort_request`` and no ``/v1/loads``.
 
-Invariant: no generation is returned whose weights are older than those of an earlier one: a worker
-that missed an update counts as lost. Versions that are not known are not compared.
+Invariant: no generation is returned whose weights are older than those of one that had ended when
+it began: a worker that missed an update counts as lost. Versions that are not known are not
+compared.
 """
 
 from __future__ import annotations
@@ -42,13 +43,16 @@ def connect_engine(
     *,
     deadline_s: float = 600.0,
     adapter: str | None = None,
+    version_offset: int = 0,
 ) -> HttpEngine | WorkerEngine:
     """Return the engine at ``url``: one server, or with ``workers`` the engine of those servers.
 
-    ``url`` is then a router in front of them, unless it is one of the workers. ``adapter``: as of
-    ``HttpEngine``.
+    ``url`` is then a router in front of them, unless it is one of the workers. ``adapter``,
+    ``version_offset``: as of ``HttpEngine``.
     """
-    connect = partial(HttpEngine, deadline_s=deadline_s, adapter=adapter)
+    connect = partial(
+        HttpEngine, deadline_s=deadline_s, adapter=adapter, version_offset=version_offset
+    )
     if not workers:
         return connect(url)
     engine = WorkerEngine([connect(worker) for worker in workers])
@@ -85,6 +89,8 @@ class WorkerEngine:
         if self.router is not None:
             return await self.router.generate(input_ids, params, rid=rid)
         failure = EngineError("there is no worker")
+        # One that began before an update may end after it, and is no sign of a missed update.
+        expected = self._newest
         for worker in self._order_workers(session_id_of(rid)):
             try:
                 generation = await worker.generate(input_ids, params, rid=rid)
@@ -94,13 +100,13 @@ class WorkerEngine:
                 failure = error
             else:
                 version = generation.weight_version
-                if version == UNKNOWN_VERSION or version >= self._newest:
+                if version == UNKNOWN_VERSION or version >= expected:
                     self._newest = max(version, self._newest)
                     self._lost.pop(worker, None)
                     return generation
                 failure = EngineError(
-                    f"engine {worker.name} has weights {version}, others have "
-                    f"{self._newest}: it missed an update; restart it with the newest",
+                    f"engine {worker.name} has weights {version}, others had "
+                    f"{expected}: it missed an update; restart it with the newest",
                     retryable=True,
                 )
             self._lost[worker] = asyncio.get_running_loop().time() + REVISIT_S

@@ -215,10 +215,6 @@ def test_a_step_that_was_stopped_anywhere_goes_on_to_the_same_groups(
             ("rollout.replace_flat=true", "trainer.advantage=reinforce_pp"),
             "groups of equal rewards train there",
         ),
-        (
-            ("rollout.replace_flat=true", "trainer=slime", "launch=slurm", "launch.shared_dir=/s"),
-            "cut off the groups that are slowest",
-        ),
     ],
 )
 def test_what_would_do_nothing_or_something_else_is_refused(

@@ -182,13 +182,3 @@ def test_the_curriculum_keeps_the_weights_of_a_mixture(store: RunStore) -> None:
         wanted = [task.set_name for task in step_tasks(config, tasks, step)]
         specs = asyncio.run(sampler.batch(step))
         assert [spec.task.set_name for spec in specs if spec.member == 0] == wanted
-
-
-def test_jobs_of_slime_take_the_built_in_order_only(store: RunStore) -> None:
-    target = f"run.sampler={store.run_dir.parent / 'mine.py'}:few"
-    with pytest.raises(ConfigError, match="trainer=slime takes the tasks of all steps from a file"):
-        compose(["trainer=slime", "launch=slurm", "launch.shared_dir=/shared", target])
-    with pytest.raises(ConfigError, match=r"run\.sampler is curriculum, and trainer=slime"):
-        compose(
-            ["trainer=slime", "launch=slurm", "launch.shared_dir=/shared", "run.sampler=curriculum"]
-        )

@@ -142,6 +142,31 @@ async def test_a_generation_that_the_engine_aborted_is_retried() -> None:
 
 
 @in_virtual_time
+async def test_a_generation_that_another_program_s_weights_cut_off_goes_on_from_its_tokens() -> (
+    None
+):
+    shape = RoutingShape(layers=2, top_k=2, experts=4, routed=(0, 1))
+    bench = Bench(
+        Completion(ids=(5, 6, 7), finish="abort", weight_version="3"),
+        Completion(ids=(8,), finish="abort", weight_version="4"),
+        Completion(ids=(9, 10), weight_version="4"),
+    )
+    bench.inner.shape = shape
+    params = SamplingParams(8, routing_start=0)
+    whole = await bench.engine.generate([1, 2], params, rid="r", counters=bench.counters)
+    asked = [
+        (r["input_ids"], r["sampling_params"]["max_new_tokens"], r["routed_experts_start_len"])
+        for r in bench.inner.seen.requests
+    ]
+    assert asked == [([1, 2], 8, 0), ([1, 2, 5, 6, 7], 5, 4), ([1, 2, 5, 6, 7, 8], 4, 5)]
+    assert whole.output_ids.tolist() == [5, 6, 7, 8, 9, 10]
+    assert (whole.finish_reason, whole.weight_version, whole.prompt_tokens) == ("stop", 4, 2)
+    assert whole.weight_spans == ((3, 3), (4, 3))
+    assert whole.routing is not None
+    assert whole.routing.size == (2 + 6 - 1) * 2 * 2
+
+
+@in_virtual_time
 async def test_a_dropped_connection_is_retried_once_and_at_once() -> None:
     bench = Bench(DROPPED, attempts=1)
     await bench.generate()

@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,8 +23,18 @@ import pytest_asyncio
 
 from conf.compose import compose, to_json
 from conf.errors import ConfigError
+from runners.rollouts.pool import BreakerOpen
+from runners.runtime.driver import Interrupted
 from runners.slime import worker
-from runners.slime.entry_points import VARIABLE, evaluate, generate, post_process_rewards, run_dir
+from runners.slime.data_source import RunDataSource
+from runners.slime.entry_points import (
+    VARIABLE,
+    evaluate,
+    generate_rollout,
+    post_process_rewards,
+    run_dir,
+)
+from runners.slime.loop import run_in_loop
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
 from runners.tasks.task_sets import load_tasks
@@ -35,7 +44,13 @@ from runners.testing.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 from runners.training.routing.shape import read_routing_shape
 from tests.fakes.metrics_page import undocumented
 from tests.fakes.sglang_router import Router
-from tests.fakes.slime_rollout import Sample, make_groups, make_train_data, run_group, run_rollout
+from tests.fakes.slime_rollout import (
+    Generated,
+    Sample,
+    install_fake_modules,
+    make_train_data,
+    run_rollout_function,
+)
 from tests.fakes.tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.integration
@@ -58,6 +73,36 @@ class Job:
     router: Router
     run_dir: Path
     tasks: list[str]
+    first_rollout: int = 0
+    """Steps in slime's checkpoint."""
+
+    def source(self) -> RunDataSource:
+        source = RunDataSource(self.args)
+        source.load(self.first_rollout - 1)
+        return source
+
+    def hand_over(self, groups: list[list[Generated]]) -> dict[str, list[Any]]:
+        """Return a batch's training columns, as slime makes them."""
+        return make_train_data(self.args, groups, post_process_rewards)
+
+    async def roll_out(self, step: int) -> list[list[Generated]]:
+        """Return the groups of a step (from 1), as slime's RolloutManager gets them: it blocks."""
+        return await asyncio.to_thread(
+            run_rollout_function, self.args, step - 1, self.source(), generate_rollout
+        )
+
+    async def train(self, step: int) -> dict[str, list[Any]]:
+        """Roll a step out and return its training columns."""
+        return await asyncio.to_thread(self.hand_over, await self.roll_out(step))
+
+    async def evaluate(self, slime_rollout: int) -> dict[str, Any]:
+        found: dict[str, Any] = await asyncio.to_thread(
+            evaluate, self.args, slime_rollout, self.source(), evaluation=True
+        )
+        return found
+
+    async def close(self) -> None:
+        await asyncio.to_thread(lambda: run_in_loop(worker.close(self.run_dir)))
 
     def store(self) -> RunStore:
         return RunStore.open(self.run_dir, read_only=True)
@@ -94,8 +139,9 @@ async def running_job(run_dir: Path, model: Path, *overrides: str) -> AsyncItera
             agentrl_run_dir=str(run_dir),
         )
         engine.always = Completion(SAYS)
-        yield Job(args, engine, router, run_dir, tasks)
-        await worker.close(run_dir)
+        job = Job(args, engine, router, run_dir, tasks)
+        yield job
+        await job.close()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -115,11 +161,25 @@ def job(one_job: Job) -> Job:
     return one_job
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _slime() -> None:
+    install_fake_modules()
+
+
+async def read_metrics(job: Job, step: int) -> dict[str, Any]:
+    """Wait for a step's metrics."""
+    while True:
+        lines = map(json.loads, (job.run_dir / "metrics.jsonl").read_text().splitlines())
+        for line in lines:
+            if line["step"] == step:
+                found: dict[str, Any] = line
+                return found
+        await asyncio.sleep(0.05)
+
+
 @in_one_loop
-async def test_concurrent_groups_become_slime_s_training_data(job: Job) -> None:
-    groups = make_groups(job.tasks, 2)
-    done = await asyncio.gather(*(run_group(job.args, group, generate) for group in groups))
-    data = make_train_data(job.args, done, post_process_rewards)
+async def test_the_groups_of_a_step_become_slime_s_training_data(job: Job) -> None:
+    data = await job.train(1)
     assert data["rollout_ids"] == [0, 1, 2, 3]
     assert data["rewards"] == [0.0] * 4, "groups whose rewards are all equal teach nothing"
     with job.store() as store:
@@ -135,38 +195,27 @@ async def test_concurrent_groups_become_slime_s_training_data(job: Job) -> None:
 
 @in_one_loop
 async def test_a_step_that_slime_trains_on_is_recorded_with_its_metrics(job: Job) -> None:
-    groups = make_groups(job.tasks, 2, first=100)
-    done = await asyncio.gather(*(run_group(job.args, group, generate) for group in groups))
-    # slime takes the rewards on another thread than the one its rollouts are on.
-    await asyncio.to_thread(make_train_data, job.args, done, post_process_rewards)
-    lines: list[dict[str, Any]] = []
-    while not any(line["step"] == 51 for line in lines):
-        await asyncio.sleep(0.05)
-        lines = [*map(json.loads, (job.run_dir / "metrics.jsonl").read_text().splitlines())]
-    (line,) = [line for line in lines if line["step"] == 51]
-    sampled = sum(made.response_length for group in done for (made,) in group)
+    groups = await job.roll_out(51)
+    await asyncio.to_thread(make_train_data, job.args, groups, post_process_rewards)
+    line = await read_metrics(job, 51)
+    sampled = sum(made.response_length for group in groups for (made,) in group)
     assert (line["tokens/sampled"], line["tokens/in_loss"]) == (sampled, sampled)
-    assert (line["rollout/groups"], line["rollout/groups_flat"], line["tokens/trained"]) == (
-        2,
-        2,
-        0,
-    )
+    assert (line["rollout/groups"], line["rollout/groups_flat"]) == (2, 2)
+    assert (line["tokens/trained"], line["policy/staleness_max"]) == (0, 50)
     assert not undocumented(set(line))
     status = json.loads((job.run_dir / "status.json").read_text())
-    assert (status["state"], status["steps"]) == ("running", 1)
+    assert status["state"] == "running"
     assert status["metrics"].items() <= line.items()
     with job.store() as store:
-        assert [row.tasks for row in store.steps() if row.step == 51] == [job.tasks]
+        (tasks,) = [row.tasks for row in store.steps() if row.step == 51]
+        assert sorted(tasks) == sorted(job.tasks)
         (record, *_) = [r for r in store.rollouts(counts=True) if r.step == 51]
         assert (record.advantage, record.trained_tokens) == (0.0, 0)
 
 
 @in_one_loop
 async def test_the_gateway_s_address_is_published_without_its_key(job: Job) -> None:
-    ((made,),) = [
-        await run_rollout(job.args, make_groups(job.tasks[:1], 1, first=90)[0][0], generate)
-    ]
-    assert made.status is Sample.Status.COMPLETED
+    await job.roll_out(45)
     gateway = json.loads((job.run_dir / "gateway.json").read_text())
     assert set(gateway) == {"url", "public_url", "node", "since"}
     assert gateway["node"] == socket.gethostname()
@@ -180,19 +229,16 @@ async def test_an_evaluation_before_training_and_one_after_it_are_two(
     tmp_path: Path, model: Path
 ) -> None:
     async with running_job(tmp_path / "run", model) as job:
-        started = await worker.get_worker(job.args, job.run_dir)
-        first = await started.evaluate(Sample, 0)
+        first = await job.evaluate(0)
         asked = len(job.engine.seen.requests)
-        again = await started.evaluate(Sample, 0)
+        again = await job.evaluate(0)
         assert len(job.engine.seen.requests) == asked, "a job that is started anew asks no more"
         assert [len(found["held_out"]["samples"]) for found in (first, again)] == [2, 2]
-        groups = make_groups(job.tasks, 2)
-        done = [await run_group(job.args, group, generate) for group in groups]
-        make_train_data(job.args, done, post_process_rewards)
-        await started.evaluate(Sample, 0)
+        await job.train(1)
+        await job.evaluate(0)
         with job.store() as store:
             assert [row.step for row in store.evaluations()] == [0, 1]
-        await worker.close(job.run_dir)
+        await job.close()
         with job.store() as store:
             state = store.state()
             assert (state.state, [row.state for row in store.steps()]) == ("done", ["done"])
@@ -201,11 +247,10 @@ async def test_an_evaluation_before_training_and_one_after_it_are_two(
 @in_one_loop
 async def test_the_turns_of_a_step_are_read_once(tmp_path: Path, model: Path) -> None:
     async with running_job(tmp_path / "run", model) as job:
-        groups = make_groups(job.tasks, 2)
-        done = [await run_group(job.args, group, generate) for group in groups]
+        groups = await job.roll_out(1)
         (job.run_dir / "arrays" / "turns.bin").write_bytes(b"")  # a second look would find this
-        make_train_data(job.args, done, post_process_rewards)
-        await worker.close(job.run_dir)
+        await asyncio.to_thread(make_train_data, job.args, groups, post_process_rewards)
+        await job.close()
         with job.store() as store:
             (step,) = store.steps()
         assert step.metrics["rollout/unbuilt"] == 0
@@ -217,20 +262,20 @@ async def test_a_stored_rollout_that_cannot_be_read_becomes_the_constant_placeho
     tmp_path: Path, model: Path
 ) -> None:
     async with running_job(tmp_path / "run", model) as job:
-        (group,) = make_groups(job.tasks[:1], 2)
-        await run_group(job.args, group, generate)
-        await worker.close(job.run_dir)
+        await job.roll_out(1)
+        await job.close()
         (arrays,) = job.run_dir.glob("arrays/turns.bin")
         arrays.write_bytes(b"\xff" * arrays.stat().st_size)
         job.engine.seen.requests.clear()
-        for (made,) in await run_group(job.args, group, generate):
-            assert made.status is Sample.Status.ABORTED
-            assert (made.tokens, made.loss_mask, made.remove_sample) == ([0, 0], [0], True)
-            assert made.metadata["agentrl"]["outcome"] == "policy.gave_up"
+        for group in await job.roll_out(1):
+            for (made,) in group:
+                assert made.status is Sample.Status.FAILED
+                assert (made.tokens, made.loss_mask, made.remove_sample) == ([0, 0], [0], True)
+                assert made.metadata["agentrl"]["outcome"] == "policy.gave_up"
         asked = [request["rid"] for request in job.engine.seen.requests]
         assert all(rid.startswith("probe-") for rid in asked), "nothing is run again"
         with job.store() as store:
-            assert len(store.events("unbuilt")) == 2
+            assert len(store.events("unbuilt")) == 4
 
 
 @in_one_loop
@@ -238,70 +283,45 @@ async def test_a_status_that_cannot_be_written_leaves_no_gateway_behind(
     tmp_path: Path, model: Path
 ) -> None:
     async with running_job(tmp_path / "run", model) as job:
-        await worker.get_worker(job.args, job.run_dir)
+        await job.roll_out(1)
         gateway = urlsplit(json.loads((job.run_dir / "gateway.json").read_text())["url"])
         (job.run_dir / "status.json").unlink()
         (job.run_dir / "status.json").mkdir()
         with pytest.raises(StoreError):
-            await worker.close(job.run_dir)
+            await job.close()
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((gateway.hostname, gateway.port), timeout=5)
 
 
 @in_one_loop
 async def test_a_sample_has_every_field_as_slime_wants_it(job: Job) -> None:
-    (group,) = make_groups(job.tasks[:1], 1, first=13)
-    ((made,),) = await run_group(job.args, group, generate)
+    ((first, *_), *_) = await job.roll_out(7)
+    (made,) = first
     answer = tiny_tokenizer().encode(SAYS, add_special_tokens=False).ids
-    prompt = job.engine.seen.requests[0]["input_ids"]
-    _, logprobs = job.engine.seen.answered[0]
-    assert made is not group[0], "an attempt leaves slime's own sample alone"
-    assert (made.group_index, made.index, made.rollout_id) == (13, 13, 13)
-    assert made.tokens == prompt + answer
+    about = made.metadata["agentrl"]
+    with job.store() as store:
+        (record,) = [r for r in store.rollouts(counts=True) if r.rollout_id == about["rollout"]]
+        (turn,) = store.turns(record.session_id)
+    assert (made.group_index, made.index, made.rollout_id) == (12, 24, 24), "over the whole job"
+    assert made.tokens == [*turn.prompt_new, *answer]
     assert made.response_length == len(answer)
     assert made.response == tiny_tokenizer().decode(answer, skip_special_tokens=False)
     assert made.loss_mask == [1] * len(answer)
-    assert made.rollout_log_probs == pytest.approx(logprobs)
-    assert made.weight_versions == ["1"]
+    assert made.rollout_log_probs == pytest.approx(turn.output_logprobs)
+    assert made.weight_versions == ["0"], "slime's first weights are those after no step"
     assert made.rollout_routed_experts is None
     assert made.status is Sample.Status.COMPLETED
     assert made.remove_sample is False
-    assert (made.prompt, made.label) == ("Fix it.", job.tasks[0])
-    about = made.metadata["agentrl"]
-    assert made.metadata["instance_id"] == job.tasks[0]
+    assert made.label == made.metadata["instance_id"] == record.task_id
     assert (about["kind"], about["share"], about["graded"]) == ("final", 1.0, True)
-    with job.store() as store:
-        (record,) = [r for r in store.rollouts(counts=True) if r.rollout_id == about["rollout"]]
-    assert (about["rollout"], made.session_id) == (record.rollout_id, record.session_id)
+    assert made.session_id == record.session_id
     assert made.reward == record.reward
-    assert (record.step, record.group) == (7, 1), "slime numbers groups over the whole job"
+    assert (record.step, record.group, record.member) == (7, 0, 0)
 
 
 @in_one_loop
-async def test_an_evaluation_gives_one_sample_and_its_own_records(job: Job) -> None:
-    sample = Sample(index=70, prompt="Fix it.", metadata={"instance_id": job.tasks[0]})
-    twice = [await run_rollout(job.args, sample, generate, evaluation=True) for _ in range(2)]
-    assert [len(made) for made in twice] == [1, 1]
-    with job.store() as store:
-        records = store.rollouts(split="eval", counts=True)
-    found = [record.rollout_id for record in records if record.group == 70]
-    assert [name.rpartition("-070-")[2] for name in found] == ["00", "01"]
-
-
-@in_one_loop
-async def test_slimes_evaluation_measures_the_held_out_tasks(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loop = asyncio.get_running_loop()
-    types, async_utils = ModuleType("slime.utils.types"), ModuleType("slime.utils.async_utils")
-    types.Sample = Sample  # type: ignore[attr-defined]
-    async_utils.run = lambda work: (  # type: ignore[attr-defined]
-        asyncio.run_coroutine_threadsafe(work, loop).result()
-    )
-    for module in (ModuleType("slime"), ModuleType("slime.utils"), types, async_utils):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    measured = await asyncio.to_thread(evaluate, job.args, 400, None, evaluation=True)
-    held_out = measured["held_out"]
+async def test_slimes_evaluation_measures_the_held_out_tasks(job: Job) -> None:
+    held_out = (await job.evaluate(400))["held_out"]
     assert len(held_out["rewards"]) == len(held_out["samples"]) == 2
     assert held_out["truncated"] == [False, False]
     assert held_out["agentrl_failed"] == 0
@@ -310,37 +330,72 @@ async def test_slimes_evaluation_measures_the_held_out_tasks(
 
 
 @in_one_loop
-async def test_a_rollout_without_a_grade_keeps_its_place_and_moves_no_baseline(job: Job) -> None:
-    job.engine.always = None  # the engine answers 500
-    (group,) = make_groups(job.tasks[:1], 2, first=20)
-    done = await run_group(job.args, group, generate)
-    for (made,) in done:
-        assert made.status is Sample.Status.ABORTED
-        assert made.remove_sample
-        assert (made.loss_mask, made.rollout_log_probs) == ([0], [0.0])
-        assert made.metadata["agentrl"]["outcome"].startswith("infra.")
-    data = make_train_data(job.args, [done], post_process_rewards)
-    assert data["rewards"] == [0.0, 0.0]
+async def test_groups_without_a_grade_keep_their_place_and_move_no_baseline(
+    tmp_path: Path, model: Path
+) -> None:
+    async with running_job(tmp_path / "run", model, "rollout.spare_groups=0") as job:
+        await job.train(1)
+        job.engine.always = None  # the engine answers 500
+        groups = await job.roll_out(2)
+        assert len(groups) == 2
+        for group in groups:
+            for (made,) in group:
+                assert made.status is Sample.Status.FAILED
+                assert made.remove_sample
+                assert (made.loss_mask, made.rollout_log_probs) == ([0], [0.0])
+                assert made.metadata["agentrl"]["outcome"].startswith("infra.")
+        data = make_train_data(job.args, groups, post_process_rewards)
+        assert data["rewards"] == [0.0] * 4
 
 
 @in_one_loop
-async def test_a_rollout_that_slime_cancels_is_stored_and_gone_when_it_returns(job: Job) -> None:
-    job.engine.always = Completion(SAYS, delay_s=60.0)
-    (group,) = make_groups(job.tasks[:1], 2, first=30)
-    pending = asyncio.create_task(run_group(job.args, group, generate))
-    await job.engine.arrived.wait()
-    pending.cancel()
-    (ended,) = await asyncio.gather(pending, return_exceptions=True)
-    assert isinstance(ended, asyncio.CancelledError)
-    job.engine.always = Completion(SAYS)
-    ((made,),) = await run_group(job.args, make_groups(job.tasks[:1], 2, first=30)[0][:1], generate)
-    assert made.status is Sample.Status.COMPLETED, "the same sample is a new attempt"
-    with job.store() as store:
-        codes = {
-            (r.session_id[-2:], r.outcome.code.value) for r in store.rollouts() if r.step == 16
-        }
-    assert ("a0", "cancelled.user") in codes
-    assert ("a1", "policy.gave_up") in codes
+async def test_flat_groups_are_replaced_and_those_that_nothing_replaces_have_no_weight(
+    tmp_path: Path, model: Path
+) -> None:
+    flat = ("rollout.replace_flat=true", "rollout.spare_groups=1")
+    async with running_job(tmp_path / "run", model, *flat) as job:
+        groups = await job.roll_out(1)
+        assert len(groups) == 2, "slime counts them"
+        assert all(made.remove_sample for group in groups for (made,) in group)
+        make_train_data(job.args, groups, post_process_rewards)
+        line = await read_metrics(job, 1)
+        assert (line["rollout/groups"], line["rollout/groups_flat"]) == (3, 3)
+        assert line["tokens/in_loss"] == 0
+
+
+@in_one_loop
+async def test_too_many_failures_in_a_row_end_the_job(tmp_path: Path, model: Path) -> None:
+    async with running_job(tmp_path / "run", model, "rollout.breaker=2") as job:
+        await job.roll_out(1)
+        job.engine.always = None
+        with pytest.raises(BreakerOpen, match="2 rollouts in a row"):
+            await job.roll_out(2)
+
+
+@in_one_loop
+async def test_what_runs_when_the_process_ends_is_stored_and_is_a_new_attempt_afterwards(
+    tmp_path: Path, model: Path
+) -> None:
+    async with running_job(tmp_path / "run", model) as job:
+        await job.roll_out(1)
+        job.engine.arrived.clear()
+        job.engine.always = Completion(SAYS, delay_s=60.0)
+        pending = asyncio.create_task(job.roll_out(2))
+        await job.engine.arrived.wait()
+        ends = worker._workers[job.run_dir].result()._close_at_exit
+        await asyncio.to_thread(ends)
+        worker._workers.pop(job.run_dir)
+        with pytest.raises(Interrupted):
+            await pending
+        job.engine.always = Completion(SAYS)
+        await job.roll_out(1)
+        await job.roll_out(2)
+        with job.store() as store:
+            found = {
+                (record.attempt, record.outcome.code.value) for record in store.rollouts(step=2)
+            }
+    assert (0, "cancelled.user") in found
+    assert (1, "policy.gave_up") in found
 
 
 @in_one_loop
@@ -354,21 +409,16 @@ async def test_routing_passes_by_the_router_and_has_a_row_for_all_tokens_but_the
         job.args.use_rollout_routing_replay = True
         job.args.num_layers, job.args.moe_router_topk = shape.layers, shape.top_k
         job.args.moe_layers = shape.routed
-        (group,) = make_groups(job.tasks[:1], 2)
-        first = await run_rollout(job.args, group[0], generate)
+        groups = await job.roll_out(1)
         job.engine.always = None
-        second = await run_rollout(job.args, group[1], generate)
-    assert [first[0].remove_sample, second[0].remove_sample] == [False, True]
-    make_train_data(job.args, [[first, second]], post_process_rewards)
-    assert job.router.keys == []
-    sent = routed(shape, first[0].tokens[:-1], version=1)
-    assert (first[0].rollout_routed_experts == sent).all()
-
-
-@in_one_loop
-async def test_a_task_that_the_run_does_not_know_ends_the_job(job: Job) -> None:
-    with pytest.raises(ConfigError, match=r"names \['nobody'.*--prompt-data"):
-        await run_rollout(job.args, make_groups(["nobody"], 1)[0][0], generate)
+        failed = await job.roll_out(2)
+        ((first,), *_) = groups[0]
+        ((second,), *_) = failed[0]
+        assert [first.remove_sample, second.remove_sample] == [False, True]
+        make_train_data(job.args, [groups[0], failed[0]], post_process_rewards)
+        assert job.router.keys == []
+        sent = routed(shape, first.tokens[:-1], version=1)
+        assert (first.rollout_routed_experts == sent).all()
 
 
 def test_the_run_directory_is_named_by_the_arguments_or_the_environment(

@@ -10,13 +10,14 @@ import pytest
 
 from conf.compose import compose
 from runners.slime.rewards import compute_rewards
+from runners.slime.routing_check import RoutingCheck
 from runners.slime.samples import SampleConfig, to_slime_samples
 from runners.training.estimators import Gdpo, GrpoEstimator, ReinforcePlusPlus
 from runners.training.stored_rollout import StoredRollout
 from runners.trajectory.graph import build_segments
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
 from runners.trajectory.record import RolloutRecord, Segment
-from runners.trajectory.routing import Routing, RoutingShape, make_unrouted
+from runners.trajectory.routing import Routing, RoutingError, RoutingShape, make_unrouted
 from tests.fakes.records import branched_run
 from tests.fakes.slime_rollout import Sample
 
@@ -68,7 +69,7 @@ def test_a_lost_rollout_is_one_masked_sample_with_routing_of_its_length(tmp_path
         tmp_path, reward=None, outcome=Outcome(OutcomeCode.GRADER_ERROR, Stage.GRADE)
     )
     (row,) = to_slime_samples(BASE, lost, sample_config(shape=SHAPE), evaluation=False)
-    assert row.status is Sample.Status.ABORTED
+    assert row.status is Sample.Status.FAILED
     assert row.tokens[:-1] == lost.turns[0].prompt_new.tolist()
     assert (row.response_length, row.loss_mask, row.rollout_log_probs) == (1, [0], [0.0])
     assert row.rollout_routed_experts.shape == (len(row.tokens) - 1, 2, 2)
@@ -87,6 +88,54 @@ def test_a_segment_with_a_gap_in_its_routing_is_not_trained(tmp_path: Path) -> N
     siblings = to_slime_samples(BASE, rollout, sample_config(shape=SHAPE), evaluation=False)
     removed = {s.metadata["agentrl"]["kind"] for s in siblings if s.remove_sample}
     assert removed == {"wipe"}
+
+
+@pytest.mark.parametrize(("layer", "experts"), [(0, (1, 1)), (1, (3, 3))])
+def test_impossible_routing_ends_the_job_or_takes_its_sample_out_and_is_counted(
+    tmp_path: Path, layer: int, experts: tuple[int, int]
+) -> None:
+    def routing(segment: Segment) -> Routing:
+        found = make_unrouted(SHAPE, len(segment.tokens))
+        found.valid[:-1] = True
+        if segment.kind == "final":
+            found.experts[2, layer] = experts
+        return found
+
+    rollout = replace(branched_rollout(tmp_path), routing=routing)
+    config = sample_config(shape=SHAPE)
+    samples = to_slime_samples(BASE, rollout, config, evaluation=False)
+    removed = {s.metadata["agentrl"]["kind"] for s in samples if s.remove_sample}
+    assert removed == {"final"}
+    check = RoutingCheck()
+    check.add(samples)
+    rows = sum(len(sample.tokens) - 1 for sample in samples)
+    assert (check.rows, check.missing) == (rows, 0)
+    assert check.metrics() == {
+        "r3/captured": 1.0, "r3/invalid_rows": 0, "r3/refused_samples": 1,
+    }  # fmt: skip
+    with pytest.raises(RoutingError, match=f"routes token 2 in layer {layer} twice"):
+        to_slime_samples(
+            BASE, rollout, replace(config, stops_at_bad_routing=True), evaluation=False
+        )
+
+
+def test_rows_that_are_missing_are_counted_and_without_routing_there_is_no_figure(
+    tmp_path: Path,
+) -> None:
+    def routing(segment: Segment) -> Routing:
+        found = make_unrouted(SHAPE, len(segment.tokens))
+        found.valid[1:-1] = True
+        return found
+
+    rollout = branched_rollout(tmp_path)
+    check = RoutingCheck()
+    check.add(to_slime_samples(BASE, rollout, sample_config(), evaluation=False))
+    assert check.metrics() == {}
+    rollout = replace(rollout, routing=routing)
+    samples = to_slime_samples(BASE, rollout, sample_config(shape=SHAPE), evaluation=False)
+    check.add(samples)
+    assert check.metrics()["r3/invalid_rows"] == len(samples)
+    assert all(sample.remove_sample for sample in samples)
 
 
 def test_what_ran_out_of_its_budget_is_truncated_and_trained_only_if_asked_for(
@@ -134,7 +183,7 @@ def test_a_group_with_too_few_grades_has_no_advantages() -> None:
 
 
 def test_samples_of_another_generate_function_are_refused() -> None:
-    with pytest.raises(ValueError, match="--custom-generate-function-path"):
+    with pytest.raises(ValueError, match="--rollout-function-path"):
         compute_rewards([Sample(group_index=0, index=7)], GrpoEstimator(), min_group=2)
 
 
