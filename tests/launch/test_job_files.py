@@ -120,7 +120,7 @@ def test_the_manifest_names_secrets_and_holds_none() -> None:
         assert secret["name"] == "WANDB_API_KEY"
         assert secret["valueFrom"]["secretKeyRef"] == {"name": "agentrl", "key": "WANDB_API_KEY"}
     assert set(configuration["data"]) == {
-        *("settings.sh", "steps.sh", "entry.sh", "preflight.sh"),
+        *("settings.sh", "steps.sh", "entry.sh", "export.sh", "preflight.sh"),
         *("check_nodes.py", "convert.py", "config.json"),
     }
 
