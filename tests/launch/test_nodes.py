@@ -53,6 +53,8 @@ def test_a_node_that_is_unfit_is_named_before_anything_is_converted(
     fixed = cluster.start(start)
     assert fixed.returncode == 0, fixed.stderr
     assert len(cluster.calls("python -u train.py")) == 1
+    assert "bash " + str(cluster.job / "launch" / "export.sh") in fixed.stdout + fixed.stderr
+    assert (cluster.job / "launch" / "export.sh").is_file()  # the fake training left no checkpoint
     cluster.no_file_holds_the_secret()
 
 
