@@ -132,11 +132,24 @@ class HttpEngine(EngineClient):
 
         A failure that may pass is retried within the deadline.
         """
+        await self._retry_update(path, version)
+
+    async def switch_weights(self, path: Path, version: int) -> None:
+        """Load safetensors weights while requests are in flight; raises EngineError.
+
+        The embedded engine loads them beside its requests, which go on meanwhile. Between two
+        tokens they are put back into the queue and computed again from their first token, so what
+        they sample from then on is the new weights' on exactly the prefix that they have; an answer
+        names the versions of its tokens (``Generation.weight_spans``).
+        """
+        await self._retry_update(path, version, in_flight=True)
+
+    async def _retry_update(self, path: Path, version: int, **how: bool) -> None:
         clock = asyncio.get_running_loop().time
         ends, failures = clock() + self._update_deadline_s, 0
         while True:
             try:
-                return await self._update_weights(path, version, ends - clock())
+                return await self._update_weights(path, version, ends - clock(), **how)
             except EngineError as error:
                 failures += 1
                 pause = error.retry_after_s + backoff_s(failures)
@@ -145,19 +158,6 @@ class HttpEngine(EngineClient):
                     raise
                 await asyncio.sleep(pause)
 
-    async def switch_weights(self, path: Path, version: int) -> None:
-        """Load safetensors weights while requests are in flight; raises EngineError.
-
-        They are put back into the queue and computed again from their first token, so what they
-        sample from then on is the new weights' on exactly the prefix that they have; an answer
-        names the versions of its tokens (``Generation.weight_spans``).
-        """
-        await self.post("/pause_generation", {"mode": "retract"}, deadline_s=LOADS_DEADLINE_S)
-        try:
-            await self.update_weights(path, version)
-        finally:
-            await self.post("/continue_generation", {}, deadline_s=LOADS_DEADLINE_S)
-
     async def count_planned_tokens(self) -> dict[int, int]:
         """Return how many tokens of planned requests the embedded engine has sampled, by version of
         their weights; raises EngineError.
@@ -165,11 +165,13 @@ class HttpEngine(EngineClient):
         raw = await self.request_bytes("GET", "/server_info", deadline_s=LOADS_DEADLINE_S)
         return {int(key): n for key, n in orjson.loads(raw)["planned_tokens"].items()}
 
-    async def _update_weights(self, path: Path, version: int, deadline_s: float) -> None:
+    async def _update_weights(
+        self, path: Path, version: int, deadline_s: float, **how: bool
+    ) -> None:
         if self._adapter is not None:
             await load_adapter(self, self._adapter, path, version, deadline_s=deadline_s)
             return
-        body = {"model_path": str(path), "weight_version": str(version)}
+        body = {"model_path": str(path), "weight_version": str(version), **how}
         answer = await self.request_json(UPDATE_PATH, body, deadline_s=deadline_s)
         if not answer.get("success"):
             raise EngineError(f"engine {self.name}: {answer.get('message')}", status=400)

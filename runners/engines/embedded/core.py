@@ -187,11 +187,16 @@ class EngineCore:
         """Switch to other weights; see ``Engine.update_weights``."""
         await self.switch_weights(path, version)
 
-    async def switch_weights(self, path: Path, version: int | None) -> int:
-        """Switch to other weights of the same shape, between two steps.
+    async def switch_weights(
+        self, path: Path, version: int | None, *, retract: bool = False
+    ) -> int:
+        """Switch to other weights of the same shape, between two steps; generation goes on with the
+        present ones while the others are loaded.
 
-        Returns the number of requests that were running. Without a ``version`` the present one
-        stays. Raises EngineError 400, and then nothing has changed.
+        ``retract`` puts running requests back into the queue in that moment, so that their keys are
+        computed again by the new weights; else they keep those of the old ones. Returns the number
+        of requests that were running. Without a ``version`` the present one stays. Raises
+        EngineError 400, and then nothing has changed.
         """
         weights = await asyncio.to_thread(self._load, path)
         if weights.config != self.config:
@@ -199,9 +204,12 @@ class EngineCore:
         model = Qwen3Moe(weights, self.max_context_tokens)  # here: it takes longer than a step
 
         def switch() -> int:
+            running = self._scheduler.rows.used
+            if retract:
+                self._scheduler.retract()
             self._scheduler.replace_model(model, version)
             self.model_path = path
-            return self._scheduler.rows.used
+            return running
 
         return await self._call(switch)
 

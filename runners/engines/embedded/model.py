@@ -1,8 +1,7 @@
 """The Qwen3(-MoE) forward pass in float32 over a packed batch of decoding and prefilling rows.
 
 Rows ``0 … decoding-1`` of the KV store each contribute their last token; every span contributes the
-tokens it lists. All linear layers run once over the N packed tokens; attention is one batched
-product for a block of decoding rows and one small product per span.
+tokens it lists. All linear layers run once over the N packed tokens.
 
 Invariant: what is computed for a token has the same bits whatever else is packed, however its row
 was cut into spans, and whether it was decoded or prefilled. A matrix product keeps the order in
@@ -17,10 +16,8 @@ vocabulary, E experts, I inner size of an expert.
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +25,14 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from runners.engines.embedded.attention import (
+    DecodeAttention,
+    DecodeBlock,
+    KvStore,
+    PrefillSpan,
+    attend_span,
+    round_up,
+)
 from runners.engines.embedded.weights import LayerWeights, ModelConfig, ModelWeights, MoeMlp
 
 # MKL reads it at the process's first product. On some processors its usual kernels also let the
@@ -38,14 +43,6 @@ os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 ROWS = 8
 """Products over tokens have a multiple of this many rows: for 1, 2, 3, 5, 7 and 11 rows MKL takes
 other kernels (measured with 1, 2, 3 and 8 threads; multiples of 4 are enough there).
-"""
-QUERY_ROWS = 4
-"""Products of attention have a multiple of this many query rows,"""
-KEYS = 16
-"""and of this many keys."""
-KEY_TILE = 128
-"""Values are summed over this many positions at a time: libraries cut longer sums where their
-length tells them (MKL from 129 on).
 """
 SERIAL_ELEMENTS = 2**15
 """Torch divides elementwise functions of this many elements and more between threads. Where a part
@@ -58,30 +55,7 @@ up to some hundred tokens that is faster than sorting them by expert (measured o
 not depend on the number of tokens, since the two ways differ in rounding.
 """
 
-BLOCK_ROWS = 16
-MAX_PADDED_SHARE = 0.8
-"""Rows are cut into blocks when those read less than this share of what one padded block would
-(measured on a CPU).
-"""
-
 RoutingArray = NDArray[np.int16]
-Count = TypeVar("Count", int, Tensor)
-
-
-class PrefillSpan(NamedTuple):
-    """``size`` consecutive positions of one prefilling row, beginning at ``start``."""
-
-    row: int
-    start: int
-    size: int
-
-
-class DecodeBlock(NamedTuple):
-    """Decoding rows ``begin … end-1``, whose attention runs together over ``longest`` positions."""
-
-    begin: int
-    end: int
-    longest: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,41 +78,14 @@ class PackedStep:
     """[M] int64: packed indices whose logits are wanted; None for all."""
 
 
-class KvStore:
-    """Keys and values of the running rows, float32.
-
-    ``capacity`` is rounded up to a multiple of ``KEYS``.
-    ``data[layer, 0 (keys) | 1 (values), row · kv_heads + head, position, head_dim]``. The operating
-    system gives memory where a page is first written, so the store costs what is used, not what is
-    allocated.
-    """
-
-    def __init__(self, config: ModelConfig, rows: int, capacity: int) -> None:
-        self.heads = config.kv_heads
-        self.capacity = capacity = round_up(capacity, KEYS)
-        self.data = torch.zeros(
-            config.layers, 2, rows * config.kv_heads, capacity, config.head_dim, dtype=torch.float32
-        )
-        self.flat = self.data.view(config.layers, 2, -1, config.head_dim)
-        self._head_offsets = np.arange(self.heads, dtype=np.int64) * capacity
-
-    def slots(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
-        """Return the flat indices, int64 [N · kv_heads], of N (row, position) pairs."""
-        first = rows * (self.heads * self.capacity) + positions
-        return torch.from_numpy((first[:, None] + self._head_offsets).reshape(-1))
-
-    def span(self, row: int, start: int, end: int) -> Tensor:
-        """Return a view of positions of a row, [layers, 2, kv_heads, end - start, head_dim]."""
-        return self.data[:, :, row * self.heads : (row + 1) * self.heads, start:end]
-
-
 class Qwen3Moe:
     """The model, dense without experts; it keeps nothing between calls except its rotary table."""
 
     def __init__(self, weights: ModelWeights, max_context: int) -> None:
         self.config = weights.config
         self.weights = weights
-        self._cos, self._sin = _rotary_table(weights.config, max_context)
+        self._turns = _rotary_table(weights.config, max_context)
+        self._decode = DecodeAttention(weights.config, max_context)
 
     def forward(self, step: PackedStep, kv: KvStore) -> tuple[Tensor, RoutingArray]:
         """Write the keys and values of the packed tokens into ``kv``; return logits and routing.
@@ -147,10 +94,9 @@ class Qwen3Moe:
         experts, best first; all zero in dense layers.
         """
         config, count = self.config, len(step.tokens)
-        hidden = _pad_rows(self.weights.embeddings[step.tokens])
-        cos = self._cos[step.positions]
-        sin = self._sin[step.positions]
-        mask = _decode_mask(step)
+        hidden = _pad_rows(self.weights.embeddings.index_select(0, step.tokens))
+        cos, sin = self._turns.index_select(1, step.positions)
+        mask = self._decode.mask(step.lengths, step.blocks)
         routing = np.zeros((count, config.layers, config.experts_per_token), dtype=np.int16)
         for index, layer in enumerate(self.weights.layers):
             hidden = self._attend(index, layer, hidden, cos, sin, mask, step, kv)
@@ -164,7 +110,7 @@ class Qwen3Moe:
                 hidden = torch.addmm(hidden, inner, layer.mlp.down)
         if step.wanted is not None:
             count = len(step.wanted)
-            hidden = _pad_rows(hidden[step.wanted])
+            hidden = _pad_rows(hidden.index_select(0, step.wanted))
         hidden = F.rms_norm(hidden, (config.hidden_size,), self.weights.norm, config.rms_norm_eps)
         return F.linear(hidden, self.weights.head)[:count], routing
 
@@ -191,10 +137,11 @@ class Qwen3Moe:
         qkv = qkv[: len(step.tokens)]
         turned = F.rms_norm(qkv[:, : heads + groups], (dim,), None, config.rms_norm_eps)
         turned = turned.mul_(layer.qk_norm)
-        # RoPE: x·cos + rotate_half(x)·sin. rotate_half is a roll by half the head, whose minus sign
-        # for the first half is folded into the sine table
+        # RoPE: x·cos + rotate_half(x)·sin. rotate_half swaps the halves of the head; the minus
+        # sign of the first one is folded into the sine table
         # (no addcmul: it rounds once or twice, depending on where a thread's part ends)
-        turned = (turned * cos).add_(turned.roll(dim // 2, -1).mul_(sin))
+        halves = turned.view(*turned.shape[:2], 2, dim // 2)
+        turned = (turned * cos).add_(halves.flip(-2).flatten(-2).mul_(sin))
         query = turned[:, :heads]
         kv.flat[index, 0].index_copy_(0, step.slots, turned[:, heads:].reshape(-1, dim))
         kv.flat[index, 1].index_copy_(0, step.slots, qkv[:, heads + groups :].reshape(-1, dim))
@@ -202,14 +149,16 @@ class Qwen3Moe:
         parts = []
         for block in step.blocks:
             assert mask is not None
-            parts.append(_attend_rows(query, keys, values, mask, block, groups))
+            parts.append(self._decode(query, keys, values, mask, block))
         offset = step.decoding
         for span in step.spans:
             part = query[offset : offset + span.size]
-            parts.append(_attend_span(part, keys, values, span, groups))
+            parts.append(attend_span(part, keys, values, span, groups))
             offset += span.size
+        if len(hidden) > offset:
+            parts.append(hidden.new_zeros(len(hidden) - offset, heads * dim))
         mixed = parts[0] if len(parts) == 1 else torch.cat(parts)
-        hidden = torch.addmm(hidden, _pad_rows(mixed), layer.out.t())
+        hidden = torch.addmm(hidden, mixed, layer.out.t())
         return hidden if layer.out_bias is None else hidden.add_(layer.out_bias)
 
     def _route(self, mlp: MoeMlp, normed: Tensor) -> tuple[Tensor, Tensor]:
@@ -223,51 +172,6 @@ class Qwen3Moe:
         if self.config.norm_topk_prob:
             scores = scores / scores.sum(-1, keepdim=True)
         return scores, chosen
-
-
-def _attend_rows(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, block: DecodeBlock, groups: int
-) -> Tensor:
-    """Return the attention of one query per row over its whole row, [rows, heads · head_dim].
-
-    The heads of a group share keys, so a group is one product [heads / groups, longest].
-    """
-    begin, end, longest = block
-    rows, heads, dim = end - begin, query.shape[1], query.shape[2]
-    stored = slice(begin * groups, end * groups)
-    grouped = query[begin:end].reshape(rows * groups, heads // groups, dim)
-    length = round_up(longest, KEYS)
-    keys, values = keys[stored, :length], values[stored, :length]
-    scores = torch.bmm(_pad_queries(grouped), keys.transpose(1, 2))
-    by_row = scores.view(rows, -1, length)
-    by_row.add_(mask[begin:end, :, :length])
-    return _mix(scores, values)[:, : heads // groups].reshape(rows, heads * dim)
-
-
-def _attend_span(
-    query: Tensor, keys: Tensor, values: Tensor, span: PrefillSpan, groups: int
-) -> Tensor:
-    """Return the causal attention of a span over its row, [count, heads · head_dim]."""
-    count, heads, dim = query.shape
-    length = round_up(span.start + count, KEYS)
-    row = slice(span.row * groups, (span.row + 1) * groups)
-    query = query.view(count, groups, heads // groups, dim).permute(1, 2, 0, 3)
-    grouped = query.reshape(groups, -1, dim)
-    scores = torch.bmm(_pad_queries(grouped), keys[row, :length].transpose(1, 2))
-    own = scores[:, : grouped.shape[1]].view(groups, -1, count, length)
-    own[..., span.start :].add_(torch.full((count, length - span.start), -math.inf).triu_(1))
-    mixed = _mix(scores, values[row, :length])[:, : grouped.shape[1]]
-    return mixed.reshape(heads, count, dim).transpose(0, 1).reshape(count, heads * dim)
-
-
-def _mix(scores: Tensor, values: Tensor) -> Tensor:
-    """Return ``softmax(scores) · values``, [B, M, head_dim], of ``scores`` [B, M, positions]."""
-    shares, positions = scores.softmax(-1), values.shape[1]
-    mixed = torch.bmm(shares[:, :, :KEY_TILE], values[:, :KEY_TILE])
-    for start in range(KEY_TILE, positions, KEY_TILE):
-        tile = slice(start, start + KEY_TILE)
-        mixed += torch.bmm(shares[:, :, tile], values[:, tile])
-    return mixed
 
 
 def _experts(mlp: MoeMlp, normed: Tensor, scores: Tensor, chosen: Tensor) -> Tensor:
@@ -311,56 +215,14 @@ def _activate(both: Tensor) -> Tensor:
     return torch.cat([F.silu(part) for part in torch.split(gate, rows)]).mul_(up)
 
 
-def round_up(count: Count, step: int) -> Count:
-    """Return the next multiple of ``step``, of a number or of each in a tensor."""
-    return -(-count // step) * step
-
-
 def _pad_rows(rows: Tensor) -> Tensor:
     """Add rows of zeros up to a multiple of ``ROWS``."""
     missing = -len(rows) % ROWS
     return F.pad(rows, (0, 0, 0, missing)) if missing else rows
 
 
-def _pad_queries(grouped: Tensor) -> Tensor:
-    """Add query rows of zeros to each matrix up to a multiple of ``QUERY_ROWS``."""
-    missing = -grouped.shape[1] % QUERY_ROWS
-    return F.pad(grouped, (0, 0, 0, missing)) if missing else grouped
-
-
-def decode_blocks(lengths: NDArray[np.int64]) -> tuple[DecodeBlock, ...]:
-    """Cut decoding rows, of ``lengths`` int64 [rows], into blocks of ``BLOCK_ROWS``, if it pays.
-
-    In one block all rows are padded to the longest, so one long row slows down all the others; each
-    further block costs a few calls.
-    """
-    count = len(lengths)
-    if not count:
-        return ()
-    whole = DecodeBlock(0, count, int(lengths.max()))
-    ends = [min(begin + BLOCK_ROWS, count) for begin in range(0, count, BLOCK_ROWS)]
-    blocks = tuple(
-        DecodeBlock(begin, end, int(lengths[begin:end].max()))
-        for begin, end in zip(range(0, count, BLOCK_ROWS), ends, strict=True)
-    )
-    padded = sum((end - begin) * longest for begin, end, longest in blocks)
-    return blocks if padded < MAX_PADDED_SHARE * count * whole.longest else (whole,)
-
-
-def _decode_mask(step: PackedStep) -> Tensor | None:
-    """Return [decoding, 1, longest]: 0 where a row may attend, -inf beyond its length.
-
-    ``longest`` is rounded up as the keys are.
-    """
-    if not step.decoding:
-        return None
-    longest = round_up(max(block.longest for block in step.blocks), KEYS)
-    beyond = torch.arange(longest) >= step.lengths[:, None]
-    return torch.zeros(beyond.shape).masked_fill_(beyond, -math.inf).unsqueeze(1)
-
-
-def _rotary_table(config: ModelConfig, max_context: int) -> tuple[Tensor, Tensor]:
-    """Return cosine and signed sine of every position, each [max_context, 1, head_dim].
+def _rotary_table(config: ModelConfig, max_context: int) -> Tensor:
+    """Return cosine and signed sine of every position, [2, max_context, 1, head_dim].
 
     The angle of pair i at position p is p · theta^(-2i / head_dim) (RoFormer, arXiv 2104.09864).
     The first half of the sine is negated, for the minus in rotate_half.
@@ -369,4 +231,4 @@ def _rotary_table(config: ModelConfig, max_context: int) -> tuple[Tensor, Tensor
     exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
     angles = torch.arange(max_context).float()[:, None] * (1.0 / config.rope_theta**exponents)
     cos, sin = angles.cos(), angles.sin()
-    return torch.cat([cos, cos], -1).unsqueeze(1), torch.cat([-sin, sin], -1).unsqueeze(1)
+    return torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)]).unsqueeze(2)

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from runners.engines.embedded.model import KvStore, RoutingArray
+from runners.engines.embedded.attention import KvStore
+from runners.engines.embedded.model import RoutingArray
 from runners.trajectory.prefix import common_prefix_length
 from runners.trajectory.record import IdArray
 

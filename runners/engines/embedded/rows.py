@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from runners.engines.embedded.model import KvStore, RoutingArray
+from runners.engines.embedded.attention import KvStore
+from runners.engines.embedded.model import RoutingArray
 from runners.engines.embedded.request import Request
 from runners.engines.embedded.sampling import BatchSampling
 from runners.engines.embedded.weights import ModelConfig

@@ -18,7 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runners.engines.embedded.model import PackedStep, PrefillSpan, Qwen3Moe, decode_blocks
+from runners.engines.embedded.attention import PrefillSpan, decode_blocks
+from runners.engines.embedded.model import PackedStep, Qwen3Moe
 from runners.engines.embedded.prefix_cache import PrefixCache
 from runners.engines.embedded.request import EngineTokenizer, Request, RequestResult
 from runners.engines.embedded.rows import Rows
@@ -90,6 +91,7 @@ class Scheduler:
             self._append(ids, logprobs)
             self._finish(ids)
             self._hold()
+        self._shrink_cache()
 
     def abort(self, matches: Callable[[str], bool]) -> None:
         """End every request whose rid matches; its result is what it has sampled so far."""
@@ -361,6 +363,7 @@ class Scheduler:
             scores[0] = 0.0
         self._cache_row(row)
         rows.remove(row)
+        self._shrink_cache()  # now: before, the row would count twice and push out itself
         self._resolve(request, output, reason, routing, scores)
 
     def _resolve(
@@ -400,7 +403,10 @@ class Scheduler:
         if rows.epoch[row] != self._epoch:
             return  # part of its keys comes from other weights
         self.cache.insert(rows.ids[row, : rows.computed[row]], rows.kv, row, rows.routing[row])
-        held = int(rows.length[: rows.used].sum())
+
+    def _shrink_cache(self) -> None:
+        """Leave the cache what the running rows do not hold."""
+        held = int(self.rows.length[: self.rows.used].sum())
         self.cache.shrink(max(0, self.cache_tokens - held))
 
 

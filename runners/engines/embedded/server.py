@@ -55,6 +55,10 @@ class UpdateCommand(_Command):
     model_path: str
     weight_version: int | None = None
     abort_all_requests: bool = False
+    in_flight: bool = False
+    """Not SGLang's: load beside the running requests and put them back into the queue between two
+    of their tokens, instead of waiting for their end.
+    """
     load_format: Literal["auto", "safetensors"] | None = None
     flush_cache: Literal[True] | None = None
     torch_empty_cache: bool | None = None
@@ -83,7 +87,8 @@ class WeightUpdateLock:
     """A readers-writer lock: generations run together, a weight update runs alone.
 
     Like SGLang's ``model_update_lock``. A waiting update holds back later generations, so it cannot
-    starve; a generation never continues with other weights, unless the engine was paused first.
+    starve; a generation never continues with other weights, unless the engine was paused first or
+    the update is one in flight.
     """
 
     def __init__(self) -> None:
@@ -181,17 +186,20 @@ class EngineServer:
         )
 
     async def update_weights(self, request: web.Request) -> web.Response:
-        """Switch to the weights of a directory once no request runs, or at once while paused.
+        """Switch to the weights of a directory once no request runs, or at once while paused or if
+        it is to happen in flight.
 
         400 leaves the old weights.
         """
         command = _parse(UpdateCommand, await request.read())
         if command.abort_all_requests:
             await self.core.abort(lambda rid: True)
-        version = command.weight_version
+        version, at_once = command.weight_version, self.core.paused or command.in_flight
         try:
-            async with nullcontext() if self.core.paused else self.weight_update_lock.update():
-                paused = await self.core.switch_weights(Path(command.model_path), version)
+            async with nullcontext() if at_once else self.weight_update_lock.update():
+                paused = await self.core.switch_weights(
+                    Path(command.model_path), version, retract=command.in_flight
+                )
         except EngineError as error:
             if error.status != web.HTTPBadRequest.status_code:
                 raise

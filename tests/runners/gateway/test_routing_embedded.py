@@ -87,13 +87,16 @@ async def engine(models: list[Path], tokenizer_dir: Path) -> AsyncIterator[HttpE
 
 
 async def switch_at(
-    engine: HttpEngine, tokens: int, model: Path, version: int, *, mode: str
+    engine: HttpEngine, tokens: int, model: Path, version: int, *, in_flight: bool
 ) -> None:
-    """Switch the weights once so many tokens were generated, requests being held meanwhile."""
+    """Switch the weights once so many tokens were generated, in flight or requests being held."""
     async with asyncio.timeout(60):
         while (await generated_tokens(engine)) < tokens:
             await asyncio.sleep(0.002)
-    await engine.post("/pause_generation", {"mode": mode}, deadline_s=10)
+    if in_flight:
+        await engine.switch_weights(model, version)
+        return
+    await engine.post("/pause_generation", {"mode": "in_place"}, deadline_s=10)
     await engine.update_weights(model, version)
     await engine.post("/continue_generation", {}, deadline_s=10)
 
@@ -217,7 +220,7 @@ async def test_a_switch_in_the_middle_of_a_generation_marks_each_token_with_its_
     """
     agent = await gateway.session(seed=3)
     switching = asyncio.create_task(_switch_twice(engine, models))
-    answer = await agent.ask([user("fix it")], max_tokens=400)
+    answer = await agent.ask([user("fix it")], max_tokens=600)
     await switching
     await agent.ask([user("fix it"), echo(answer), user("go on")], max_tokens=8)
     first, second = gateway.turns("s1")
@@ -243,8 +246,8 @@ async def test_a_switch_in_the_middle_of_a_generation_marks_each_token_with_its_
 
 
 async def _switch_twice(engine: HttpEngine, models: list[Path]) -> None:
-    await switch_at(engine, 30, models[1], 1, mode="retract")
-    await switch_at(engine, 90, models[0], 2, mode="retract")
+    await switch_at(engine, 30, models[1], 1, in_flight=True)
+    await switch_at(engine, 90, models[0], 2, in_flight=True)
 
 
 async def test_a_switch_that_keeps_the_cache_marks_tokens_and_keeps_the_rows_that_sampled_them(
@@ -252,7 +255,7 @@ async def test_a_switch_that_keeps_the_cache_marks_tokens_and_keeps_the_rows_tha
 ) -> None:
     """``in_place``: later tokens see keys of both weights, so only the earlier ones can be told."""
     agent = await gateway.session(seed=3)
-    switching = asyncio.create_task(switch_at(engine, 30, models[1], 1, mode="in_place"))
+    switching = asyncio.create_task(switch_at(engine, 30, models[1], 1, in_flight=False))
     await agent.ask([user("fix it")], max_tokens=200)
     await switching
     (turn,) = gateway.turns("s1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from transformers import Qwen3MoeForCausalLM
 from runners.engines.contract import EngineError, Generation, SamplingParams
 from runners.engines.embedded.core import EngineCore
 from runners.engines.embedded.request import RequestResult, RequestSampling
+from runners.engines.embedded.weights import ModelWeights
 from runners.training.routing.replay import RouterReplay
 from runners.trajectory.record import IdArray
 from tests.fakes.tiny_model import write_tiny_model
@@ -410,6 +412,107 @@ async def test_a_planned_request_waits_for_the_weights_of_its_next_token(
             await asyncio.sleep(0.1)
             assert (await core.load()).planned_tokens.get(version, 0) == (version == 2) * 4
     assert (await planned).weight_versions.tolist() == plan.tolist()
+
+
+class SlowDisk(EngineCore):
+    """An engine whose later weights are read only once ``read`` is set."""
+
+    read: threading.Event | None = None
+
+    def _load(self, directory: Path) -> ModelWeights:
+        if self.read is not None:
+            self.read.wait(60)
+        return super()._load(directory)
+
+
+async def test_tokens_are_sampled_while_weights_are_loaded_and_have_their_weights_logprobs(
+    model_dir: Path, other_model_dir: Path
+) -> None:
+    engine, others = SlowDisk(model_dir), EngineCore(other_model_dir)
+    engine.read = threading.Event()
+    ids = prompt(18, 40)
+    try:
+        running = asyncio.create_task(engine.generate(ids, SamplingParams(800), rid="running"))
+        await until_decoding(engine)
+        switching = asyncio.create_task(engine.switch_weights(other_model_dir, 1, retract=True))
+        for _ in range(2):  # the second time the load has surely begun
+            steps = engine.steps
+            while engine.steps < steps + 20:
+                await asyncio.sleep(0.001)
+            assert engine.weight_version == 0
+        engine.read.set()
+        assert await switching == 1
+        done = await running
+        assert done.weight_spans is not None
+        (first, old), (second, _) = done.weight_spans
+        assert (first, second) == (0, 1)
+        assert 40 <= old < 800
+        # the new weights' logprobs on exactly this prefix: no key of the old ones is left
+        whole = np.concatenate([ids, done.output_ids]).astype(np.int32)
+        scored = await others.run(
+            "scored", whole, RequestSampling(0), logprob_start=len(ids) + old - 1
+        )
+        assert scored.input_logprobs is not None
+        assert np.array_equal(scored.input_logprobs[1:], done.logprobs[old:])
+    finally:
+        await engine.close()
+        await others.close()
+
+
+async def test_weights_that_cannot_be_loaded_in_flight_change_nothing(
+    core: EngineCore, tmp_path: Path
+) -> None:
+    running = asyncio.create_task(core.run("running", array(prompt(19, 20)), RequestSampling(60)))
+    await until_decoding(core)
+    with pytest.raises(EngineError, match=r"config\.json"):
+        await core.switch_weights(tmp_path, 1, retract=True)
+    done = await running
+    assert (set(done.weight_versions.tolist()), done.retractions) == ({0}, 0)
+
+
+async def test_rows_and_cache_together_stay_within_the_memory_and_evicted_prefixes_are_exact(
+    model_dir: Path,
+) -> None:
+    """Six sessions of two turns, and two sub-agents that fork from each, in a cache for two."""
+    small, large = EngineCore(model_dir, cache_tokens=700), EngineCore(model_dir)
+
+    async def play(engine: EngineCore, session: int) -> list[float]:
+        ids, found = prompt(20 + session, 150), []
+        for turn, added in enumerate((0, 20)):
+            ids = [*ids, *prompt(40 + session, added)]
+            answer = await engine.generate(
+                ids, SamplingParams(12, sampling_seed=session), rid=f"{session}-{turn}"
+            )
+            ids = [*ids, *answer.output_ids.tolist()]
+            found += answer.logprobs.tolist()
+        for fork in range(2):
+            own = [*ids[:170], *prompt(60 + fork, 15)]
+            answer = await engine.generate(
+                own, SamplingParams(5, sampling_seed=fork), rid=f"{session}-fork{fork}"
+            )
+            if engine is large:
+                assert answer.cached_tokens == 170
+            found += answer.logprobs.tolist()
+        return found
+
+    async def watch(engine: EngineCore) -> None:
+        while True:
+            load = await engine.load()
+            assert load.used_tokens + load.cached_tokens <= 700
+            await asyncio.sleep(0)
+
+    try:
+        watching = asyncio.create_task(watch(small))
+        ours, wanted = [
+            await asyncio.gather(*(play(engine, session) for session in range(6)))
+            for engine in (small, large)
+        ]
+        assert not watching.done(), watching
+        watching.cancel()
+        assert ours == wanted
+    finally:
+        await small.close()
+        await large.close()
 
 
 async def test_keys_of_old_weights_are_never_reused(

@@ -15,14 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeForCausalLM
 
-from runners.engines.embedded.model import (
-    DecodeBlock,
-    KvStore,
-    PackedStep,
-    PrefillSpan,
-    Qwen3Moe,
-    decode_blocks,
-)
+from runners.engines.embedded.attention import DecodeBlock, KvStore, PrefillSpan, decode_blocks
+from runners.engines.embedded.model import PackedStep, Qwen3Moe
 from runners.engines.embedded.weights import load_weights
 from tests.fakes.tiny_model import write_tiny_model
 

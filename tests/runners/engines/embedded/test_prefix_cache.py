@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from runners.engines.embedded.model import KvStore
+from runners.engines.embedded.attention import KvStore
 from runners.engines.embedded.prefix_cache import PrefixCache
 from runners.engines.embedded.weights import ModelConfig
 from runners.trajectory.prefix import common_prefix_length

@@ -378,6 +378,21 @@ async def test_a_weight_update_during_a_pause_is_immediate(
     assert (old["start"], old["end"], new["end"]) == (0, new["start"], meta["completion_tokens"])
 
 
+async def test_a_weight_update_in_flight_neither_waits_for_requests_nor_holds_them_back(
+    http: Http, core: EngineCore, other_model_dir: Path
+) -> None:
+    running = endless(http, "running")
+    await started(core)
+    body = {"model_path": str(other_model_dir), "weight_version": "7", "in_flight": True}
+    status, answer = await http.post("/update_weights_from_disk", body)
+    assert (status, answer["num_paused_requests"]) == (200, 1)
+    await started(core)
+    await http.post("/abort_request", {"abort_all": True})
+    meta = (await running)["meta_info"]
+    assert [part["version"] for part in meta["weight_versions"]] == ["0", "7"]
+    assert meta["num_retractions"] == 1
+
+
 async def test_a_bad_directory_gets_400_and_changes_nothing(http: Http, tmp_path: Path) -> None:
     before = await http.generate()
     status, answer = await http.post(

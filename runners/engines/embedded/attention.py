@@ -1,0 +1,213 @@
+"""Keys and values of the running rows, and the attention of packed tokens over them, in float32.
+
+A block of decoding rows is one batched product, a span of prefill one product per group of heads.
+
+Invariant: a token's attention has the same bits whatever else is packed, however its row was cut
+into spans, and whether it was decoded or prefilled. A library keeps the order in which it adds up
+one element only among shapes that it computes with the same kernel, so products are padded to such
+shapes, and values are summed tile by tile.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from runners.engines.embedded.weights import ModelConfig
+
+QUERY_ROWS = 4
+"""Products of attention have a multiple of this many query rows,"""
+KEYS = 16
+"""and of this many keys."""
+KEY_TILE = 128
+"""Values are summed over this many positions at a time: libraries cut longer sums where their
+length tells them (MKL from 129 on).
+"""
+
+BLOCK_ROWS = 16
+MAX_PADDED_SHARE = 0.8
+"""Rows are cut into blocks when those read less than this share of what one padded block would
+(measured on a CPU).
+"""
+
+Count = TypeVar("Count", int, Tensor)
+
+
+class PrefillSpan(NamedTuple):
+    """``size`` consecutive positions of one prefilling row, beginning at ``start``."""
+
+    row: int
+    start: int
+    size: int
+
+
+class DecodeBlock(NamedTuple):
+    """Decoding rows ``begin … end-1``, whose attention runs together over ``longest`` positions."""
+
+    begin: int
+    end: int
+    longest: int
+
+
+class KvStore:
+    """Keys and values of the running rows, float32.
+
+    ``capacity`` is rounded up to a multiple of ``KEYS``.
+    ``data[layer, 0 (keys) | 1 (values), row · kv_heads + head, position, head_dim]``. The operating
+    system gives memory where a page is first written, so the store costs what is used, not what is
+    allocated.
+    """
+
+    def __init__(self, config: ModelConfig, rows: int, capacity: int) -> None:
+        self.heads = config.kv_heads
+        self.capacity = capacity = round_up(capacity, KEYS)
+        shape = config.layers, 2, rows * config.kv_heads, capacity, config.head_dim
+        # numpy's zeros, since torch's write them: that would cost all of the memory at once
+        self.data = torch.from_numpy(np.zeros(shape, np.float32))
+        self.flat = self.data.view(config.layers, 2, -1, config.head_dim)
+        self._head_offsets = np.arange(self.heads, dtype=np.int64) * capacity
+
+    def slots(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
+        """Return the flat indices, int64 [N · kv_heads], of N (row, position) pairs."""
+        first = rows * (self.heads * self.capacity) + positions
+        return torch.from_numpy((first[:, None] + self._head_offsets).reshape(-1))
+
+    def span(self, row: int, start: int, end: int) -> Tensor:
+        """Return a view of positions of a row, [layers, 2, kv_heads, end - start, head_dim]."""
+        return self.data[:, :, row * self.heads : (row + 1) * self.heads, start:end]
+
+
+class DecodeAttention:
+    """The attention of one new token per row.
+
+    A product of so few query rows costs MKL mostly the copies that it makes of keys and values;
+    numpy's library multiplies the values where they are, three times faster. It is used where it
+    is found to round as MKL does, so that decoded tokens keep the bits of prefilled ones.
+    """
+
+    def __init__(self, config: ModelConfig, max_context: int) -> None:
+        self._groups = config.kv_heads
+        self._queries = config.heads // config.kv_heads
+        self.numpy = _numpy_rounds_as_torch(self._queries, config.head_dim)
+        """Whether numpy multiplies the values."""
+        self._context = context = round_up(max_context, KEYS)
+        ramp = torch.cat([torch.zeros(context), torch.full((context,), -math.inf)])
+        # window i begins with context - i zeros
+        self._masks = ramp.as_strided((context + 1, context), (1, 1))
+
+    def mask(self, lengths: Tensor, blocks: tuple[DecodeBlock, ...]) -> Tensor | None:
+        """Return [rows, 1, longest]: 0 where a row may attend, -inf beyond its length, an int64 of
+        ``lengths`` [rows]; ``longest`` is rounded up as the keys are.
+        """
+        if not blocks:
+            return None
+        longest = round_up(max(block.longest for block in blocks), KEYS)
+        return self._masks[:, :longest].index_select(0, self._context - lengths).unsqueeze(1)
+
+    def __call__(
+        self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, block: DecodeBlock
+    ) -> Tensor:
+        """Return the attention of one query per row over its row, [rows, heads · head_dim].
+
+        The heads of a group share keys, so a group is one product [heads / groups, longest].
+        """
+        begin, end, longest = block
+        rows, heads, dim = end - begin, query.shape[1], query.shape[2]
+        stored = slice(begin * self._groups, end * self._groups)
+        grouped = query[begin:end].reshape(rows * self._groups, self._queries, dim)
+        length = round_up(longest, KEYS)
+        keys, values = keys[stored, :length], values[stored, :length]
+        scores = torch.bmm(pad_queries(grouped), keys.transpose(1, 2))
+        if self.numpy:
+            scores = scores[:, : self._queries]
+        scores.view(rows, self._groups, -1, length).add_(mask[begin:end, None, :, :length])
+        shares = scores.softmax(-1)
+        if self.numpy:
+            mixed = torch.from_numpy(_mix_in_numpy(shares.numpy(), values.numpy()))
+        else:
+            mixed = mix(shares, values)[:, : self._queries]
+        return mixed.reshape(rows, heads * dim)
+
+
+def attend_span(
+    query: Tensor, keys: Tensor, values: Tensor, span: PrefillSpan, groups: int
+) -> Tensor:
+    """Return the causal attention of a span over its row, [count, heads · head_dim]."""
+    count, heads, dim = query.shape
+    length = round_up(span.start + count, KEYS)
+    row = slice(span.row * groups, (span.row + 1) * groups)
+    query = query.view(count, groups, heads // groups, dim).permute(1, 2, 0, 3)
+    grouped = query.reshape(groups, -1, dim)
+    scores = torch.bmm(pad_queries(grouped), keys[row, :length].transpose(1, 2))
+    own = scores[:, : grouped.shape[1]].view(groups, -1, count, length)
+    own[..., span.start :].add_(torch.full((count, length - span.start), -math.inf).triu_(1))
+    mixed = mix(scores.softmax(-1), values[row, :length])[:, : grouped.shape[1]]
+    return mixed.reshape(heads, count, dim).transpose(0, 1).reshape(count, heads * dim)
+
+
+def mix(shares: Tensor, values: Tensor) -> Tensor:
+    """Return ``shares · values``, [B, M, head_dim], of ``shares`` [B, M, positions]."""
+    mixed = torch.bmm(shares[:, :, :KEY_TILE], values[:, :KEY_TILE])
+    for start in range(KEY_TILE, values.shape[1], KEY_TILE):
+        tile = slice(start, start + KEY_TILE)
+        mixed += torch.bmm(shares[:, :, tile], values[:, tile])
+    return mixed
+
+
+def _mix_in_numpy(shares: NDArray[np.float32], values: NDArray[np.float32]) -> NDArray[np.float32]:
+    mixed: NDArray[np.float32] = np.matmul(shares[:, :, :KEY_TILE], values[:, :KEY_TILE])
+    for start in range(KEY_TILE, values.shape[1], KEY_TILE):
+        tile = slice(start, start + KEY_TILE)
+        mixed += np.matmul(shares[:, :, tile], values[:, tile])
+    return mixed
+
+
+def _numpy_rounds_as_torch(queries: int, dim: int) -> bool:
+    """Return whether both libraries give the same bits for every length of a tile of values."""
+    # both add up in the order of the positions or they do not, whatever the numbers
+    draw = np.random.default_rng(0).standard_normal
+    shares = draw((3, queries, KEY_TILE), np.float32)
+    values = draw((3, 2 * KEY_TILE, dim), np.float32)
+    for length in range(KEYS, KEY_TILE + 1, KEYS):
+        theirs = _mix_in_numpy(shares[:, :, :length], values[:, :length])
+        padded = pad_queries(torch.from_numpy(shares[:, :, :length]))
+        ours = mix(padded, torch.from_numpy(values[:, :length]))[:, :queries]
+        if not np.array_equal(theirs, ours.numpy()):
+            return False
+    return True
+
+
+def pad_queries(grouped: Tensor) -> Tensor:
+    """Add query rows of zeros to each matrix up to a multiple of ``QUERY_ROWS``."""
+    missing = -grouped.shape[1] % QUERY_ROWS
+    return F.pad(grouped, (0, 0, 0, missing)) if missing else grouped
+
+
+def round_up(count: Count, step: int) -> Count:
+    """Return the next multiple of ``step``, of a number or of each in a tensor."""
+    return -(-count // step) * step
+
+
+def decode_blocks(lengths: NDArray[np.int64]) -> tuple[DecodeBlock, ...]:
+    """Cut decoding rows, of ``lengths`` int64 [rows], into blocks of ``BLOCK_ROWS``, if it pays.
+
+    In one block all rows are padded to the longest, so one long row slows down all the others; each
+    further block costs a few calls.
+    """
+    count = len(lengths)
+    if not count:
+        return ()
+    whole = DecodeBlock(0, count, int(lengths.max()))
+    ends = [min(begin + BLOCK_ROWS, count) for begin in range(0, count, BLOCK_ROWS)]
+    blocks = tuple(
+        DecodeBlock(begin, end, int(lengths[begin:end].max()))
+        for begin, end in zip(range(0, count, BLOCK_ROWS), ends, strict=True)
+    )
+    padded = sum((end - begin) * longest for begin, end, longest in blocks)
+    return blocks if padded < MAX_PADDED_SHARE * count * whole.longest else (whole,)
