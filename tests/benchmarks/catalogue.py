@@ -97,6 +97,14 @@ BENCHMARKS = (
         "-",
         5,
     ),
+    Benchmark(
+        "engine_turns",
+        "bench_engine_turns",
+        "continued turns by the length of their history; gaps when weights change",
+        "an empty prefix cache; requests held while weights are read",
+        "an ordinary step",
+        1,
+    ),
     Benchmark("store", "bench_store", "a turn made durable", "-", "the disk", 1),
     Benchmark("dump", "bench_dump", "export in each format", "-", "100 MB/s of JSONL", 2),
     Benchmark(

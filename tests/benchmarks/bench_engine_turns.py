@@ -1,0 +1,155 @@
+"""Measure continued turns and changes of weights of the embedded engine.
+
+python -m tests.benchmarks.bench_engine_turns [--threads 1] [--changes 7]
+
+A turn that adds 40 tokens to a history of 250 to 3,900, answered by one token: tokens computed and
+processor time, with the history in the prefix cache and with an empty cache.
+
+Sixteen sessions of 400 tokens sample while weights change; gaps are those between two tokens of one
+request in processor time of the process, the longest of all requests, the median of several
+changes: without a change, with weights that are loaded in flight, and with requests held while they
+are loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from runners.engines.embedded.core import EngineCore
+from runners.engines.embedded.model import Qwen3Moe
+from runners.engines.embedded.request import Request, RequestSampling
+from runners.engines.embedded.scheduler import Scheduler
+from runners.engines.embedded.weights import load_weights
+from runners.trajectory.record import IdArray
+from tests.fakes.tiny_model import write_tiny_model
+
+VOCABULARY = 800
+NEW, CONTEXT = 40, 4096
+HISTORIES = (250, 500, 1000, 2000, 3900)
+REPEATS = 5
+SESSIONS, PROMPT, OUTPUT = 16, 400, 3000
+WAYS = ("none", "in flight", "held")
+
+
+def draw(seed: int, count: int) -> IdArray:
+    """Draw a prompt, int32 [count]."""
+    return np.random.default_rng(seed).integers(0, VOCABULARY, count).astype(np.int32)
+
+
+def run_turn(scheduler: Scheduler, ids: IdArray) -> tuple[int, float]:
+    """Run a turn of one token; return the tokens computed and milliseconds of processor time."""
+    request = Request("turn", ids, RequestSampling(1, seed=1), None, None, time.monotonic())
+    scheduler.waiting.append(request)
+    began = time.process_time()
+    while not request.result.done():
+        scheduler.step()
+    return len(ids) - request.result.result().cached_tokens, 1e3 * (time.process_time() - began)
+
+
+def measure_turns(model: Path) -> list[dict[str, float]]:
+    """Measure a continued turn at every length of its history; the fastest of some repeats."""
+    scheduler = Scheduler(
+        Qwen3Moe(load_weights(model), CONTEXT), max_running_requests=4, cache_tokens=2**18,
+        max_context_tokens=CONTEXT, weight_version=0, tokenizer=None,
+    )  # fmt: skip
+    rows = []
+    for history in HISTORIES:
+        continued, whole = [], []
+        for repeat in range(REPEATS):
+            ids = draw(1000 * repeat + history, history + NEW)
+            run_turn(scheduler, ids[:history])
+            continued.append(run_turn(scheduler, ids))
+            scheduler.flush()
+            whole.append(run_turn(scheduler, ids))
+        (tokens, ms), (all_tokens, all_ms) = min(continued), min(whole)
+        rows.append(
+            {
+                "history": history,
+                "computed": tokens,
+                "ms": round(ms, 1),
+                "computed_whole": all_tokens,
+                "ms_whole": round(all_ms, 1),
+            }
+        )
+    return rows
+
+
+class TimedCore(EngineCore):
+    """An engine that notes when each request got a token."""
+
+    def watch(self) -> dict[str, list[float]]:
+        """Return the times of each request's tokens from now on, which the worker adds to."""
+        times: dict[str, list[float]] = {}
+        scheduler, step = self._scheduler, type(self._scheduler).step
+
+        def timed() -> None:
+            step(scheduler)
+            now, rows = time.process_time(), scheduler.rows
+            for request in rows.requests[: rows.decoding]:
+                times.setdefault(request.rid, []).append(now)
+
+        scheduler.step = timed  # type: ignore[method-assign]
+        return times
+
+
+async def measure_gaps(models: tuple[Path, Path], changes: int) -> dict[str, float]:
+    """Return milliseconds of the longest gap for each way, and of the median one."""
+    core = TimedCore(models[0], max_context_tokens=CONTEXT)
+    times, gaps, usual = core.watch(), {way: list[float]() for way in WAYS}, list[float]()
+    tasks = [
+        asyncio.create_task(core.run(str(index), draw(index, PROMPT), RequestSampling(OUTPUT)))
+        for index in range(SESSIONS)
+    ]
+    await asyncio.sleep(1)
+    for number in range(changes * len(WAYS)):
+        way = WAYS[number % len(WAYS)]
+        times.clear()
+        await asyncio.sleep(0.1)
+        if way == "in flight":
+            await core.switch_weights(models[number % 2], number, retract=True)
+        elif way == "held":
+            await core.pause("retract")
+            await core.switch_weights(models[number % 2], number)
+            await core.resume()
+        await asyncio.sleep(0.4)
+        found = [1e3 * gap for at in list(times.values()) for gap in np.diff(at)]
+        gaps[way].append(max(found))
+        usual.append(statistics.median(found))
+    await core.abort(lambda rid: True)
+    await asyncio.gather(*tasks)
+    await core.close()
+    longest = {f"longest_{way}": round(statistics.median(of), 1) for way, of in gaps.items()}
+    return {"median": round(statistics.median(usual), 1), **longest}
+
+
+def main() -> None:
+    """Measure, print tables for people and one JSON line for programs."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--changes", type=int, default=7)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
+        models = (
+            write_tiny_model(Path(first), vocab_size=VOCABULARY),
+            write_tiny_model(Path(second), vocab_size=VOCABULARY, seed=1),
+        )
+        turns = measure_turns(models[0])
+        gaps = asyncio.run(measure_gaps(models, args.changes))
+    for row in turns:
+        print("  ".join(f"{name} {value:>6}" for name, value in row.items()))
+    print("gaps in ms: ", "  ".join(f"{name} {value}" for name, value in gaps.items()))
+    print(json.dumps({"benchmark": "engine_turns", "turns": turns, "gaps": gaps}))
+
+
+if __name__ == "__main__":
+    main()
