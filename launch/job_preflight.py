@@ -13,8 +13,10 @@ from pathlib import Path
 
 from conf.cautions import find_cautions
 from conf.sections.cluster import SshLaunchConfig
+from conf.sections.cluster_model import TableModel
 from conf.sections.kubernetes import KubernetesLaunchConfig
 from conf.task_sets import list_sets
+from launch.checkpoint_config import CheckpointConfigError, compare_checkpoint
 from launch.plan import JobPlan
 from launch.preflight import Problem
 from launch.running_job import read_hosts
@@ -60,10 +62,23 @@ def _check_shared_dir(plan: JobPlan) -> Iterator[str]:
     model = plan.job.model.path
     if model is not None and model.is_relative_to(shared) and not (model / "config.json").exists():
         yield f"model.path={model} has no config.json: put the checkpoint there"
+    yield from _compare_checkpoint(plan)
     for each in list_sets(config):
         path = each.config.path
         if path is not None and Path(path).is_relative_to(shared) and not Path(path).exists():
             yield f"{each.key}.path={path} does not exist: put the tasks there"
+
+
+def _compare_checkpoint(plan: JobPlan) -> Iterator[str]:
+    """Yield the differences of a checkpoint from the table, which slime would refuse later."""
+    model = plan.job.model
+    if isinstance(model, TableModel) and model.path is not None:
+        file = model.path / "config.json"
+        if file.is_file():
+            try:
+                yield from compare_checkpoint(model.architecture, file)
+            except CheckpointConfigError as error:
+                yield str(error)
 
 
 def _check_secrets(plan: JobPlan) -> Iterator[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Agentrl, Ended
-from tests.fakes.cluster import BIN, HOSTS, Cluster, make_cluster, wait_for
+from tests.fakes.cluster import BIN, HOSTS, PUBLISHED, Cluster, make_cluster, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -221,6 +221,21 @@ def test_all_problems_of_a_start_are_reported_at_once(
     ):
         assert message in said(done)
     assert not cluster.job.exists()
+
+
+def test_a_checkpoint_of_another_model_is_refused_before_anything_is_submitted(
+    agentrl: Agentrl, cluster: Cluster
+) -> None:
+    file = cluster.root / "shared" / "weights" / "config.json"
+    for changed, message in (
+        ({"num_hidden_layers": 94}, "says 94, but model.architecture.layers=48"),
+        ({"model_type": "mamba"}, "model_type=mamba is none of the families that slime trains"),
+    ):
+        file.write_text(json.dumps(PUBLISHED | changed))
+        done = agentrl("run", *cluster.overrides("ssh"))
+        assert done.code == 3
+        assert message in said(done)
+    assert cluster.said("calls") == []
 
 
 def test_another_run_s_directory_is_refused_with_both_fixes(

@@ -21,6 +21,10 @@ REPOSITORY = Path(__file__).parents[2]
 BIN = Path(__file__).with_name("bin")
 HOSTS = ["head", *(f"node{number}" for number in range(1, 8))]
 SECRET = "e2b_do-not-write-this"
+PUBLISHED = json.loads((REPOSITORY / "tests/launch/published_configs.json").read_text("utf-8"))[
+    "qwen3_30b_a3b"
+]
+"""What the checkpoint's ``config.json`` says."""
 
 
 def _on_a_terminal() -> None:
@@ -158,7 +162,7 @@ def make_cluster(root: Path) -> Cluster:
     (root / "slime" / "tools").mkdir(parents=True)
     (root / "slime" / "train.py").touch()
     (root / "shared" / "weights").mkdir(parents=True)
-    (root / "shared" / "weights" / "config.json").write_text('{"model_type": "qwen3_moe"}')
+    (root / "shared" / "weights" / "config.json").write_text(json.dumps(PUBLISHED))
     write_tiny_tokenizer(root / "shared" / "weights")
     rows = [json.dumps({**ROW, "instance_id": f"t{number}"}) for number in range(16)]
     (root / "shared" / "tasks.jsonl").write_text("".join(f"{row}\n" for row in rows))
