@@ -33,6 +33,8 @@ NAME = "trajectories.html"
 LEVEL = 6
 """Of compression."""
 CHUNK = 1 << 16
+ROWS = 500
+"""Lines of the list in one block: a browser takes longer for many elements than for their text."""
 _ROW = ("rollout_id", "attempt", "step", "split", "group", "member", "task", "advantage")
 """Fields of a rollout in its line of the list."""
 
@@ -45,14 +47,19 @@ def write_html(folder: Path, run: ExportedRun) -> Iterator[AddRollout]:
     with (folder / NAME).open("w", encoding="utf-8") as file:
         file.write(head)
         with TemporaryFile("w+", encoding="utf-8", dir=folder) as blocks:
+            rows: list[dict[str, Any]] = []
 
             def add(rollout: ExportedRollout) -> None:
                 if texts is not None:
                     blocks.write(_block("words", texts.decode_new(rollout)))
-                file.write(_block("row", _row(rollout)))
+                rows.append(_row(rollout))
+                if len(rows) == ROWS:
+                    file.write(_block("rows", rows))
+                    rows.clear()
                 blocks.write(_packed(rollout.trajectory["rollout_id"], build_turn_graph(rollout)))
 
             yield add
+            file.write(_block("rows", rows))
             file.write(middle)
             blocks.seek(0)
             shutil.copyfileobj(blocks, file, CHUNK)
@@ -74,7 +81,7 @@ class _TokenTexts:
         return {token: self._decode([token]) for token in sorted(fresh)}
 
 
-def _block(kind: str, value: Mapping[Any, Any]) -> str:
+def _block(kind: str, value: Mapping[Any, Any] | list[dict[str, Any]]) -> str:
     """Return a block of JSON without any ``<``, so that no ``</script>`` in it ends the block."""
     text = dumps(value).replace("<", "\\u003c")
     return f'<script type="application/json" class="{kind}">{text}</script>\n'

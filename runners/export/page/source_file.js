@@ -1,7 +1,7 @@
 "use strict";
 // Where the page's data come from in a file of its own: the blocks of this document. source_server.js has the same methods.
 
-const rows = [...document.querySelectorAll("script.row")].map((block) => JSON.parse(block.textContent));
+const rows = [...document.querySelectorAll("script.rows")].flatMap((block) => JSON.parse(block.textContent));
 const words = { of: {}, blocks: 0 }; // texts of the tokens of the rollouts that have been read
 
 function tokenWords() {
@@ -11,7 +11,8 @@ function tokenWords() {
 }
 
 function unpack(base64) {
-  const bytes = Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
+  const text = atob(base64), bytes = new Uint8Array(text.length);
+  for (let index = 0; index < text.length; index += 1) bytes[index] = text.charCodeAt(index);
   return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).text();
 }
 

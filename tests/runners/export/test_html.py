@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from runners.export.dump import RolloutFilter, dump
-from runners.export.html import NAME
+from runners.export.html import NAME, ROWS
 from runners.store.run_store import RunStore
 from tests.fakes.browser import needs_chromium, start_browser
 from tests.fakes.records import (
@@ -28,7 +28,7 @@ class Page(HTMLParser):
         super().__init__()
         self.tags: list[str] = []
         self.attributes: list[tuple[str, str | None]] = []
-        self.blocks: dict[str, list[dict[str, Any]]] = {"words": [], "row": [], "rollout": []}
+        self.blocks: dict[str, list[dict[str, Any]]] = {"words": [], "rows": [], "rollout": []}
         self._kind: str | None = None
         self.feed(path.read_text("utf-8"))
         self.close()
@@ -42,7 +42,8 @@ class Page(HTMLParser):
         if self._kind is not None:
             packed = self._kind == "rollout"
             text = zlib.decompress(base64.b64decode(data)).decode() if packed else data
-            self.blocks[self._kind].append(json.loads(text))
+            found = json.loads(text)
+            self.blocks[self._kind] += found if self._kind == "rows" else [found]
             self._kind = None
 
 
@@ -50,7 +51,7 @@ def test_a_page_holds_every_rollout_and_loads_nothing(tmp_path: Path) -> None:
     with example_run(tmp_path / "run") as store:
         dump(store, tmp_path, formats=("html",), decode=lambda ids: f"<{ids}>")
     page = Page(tmp_path / NAME)
-    assert [row["rollout_id"][-2:] for row in page.blocks["row"]] == ["00", "01", "02", "03"]
+    assert [row["rollout_id"][-2:] for row in page.blocks["rows"]] == ["00", "01", "02", "03"]
     assert [whole["outcome"]["code"] for whole in page.blocks["rollout"]][3] == "infra.sandbox_lost"
     assert page.blocks["words"][0]["100"] == "<[100]>"
     assert not {"link", "img", "iframe", "object"} & set(page.tags)
@@ -72,7 +73,7 @@ def test_what_a_tool_printed_stays_text(tmp_path: Path) -> None:
         store.put_rollout(record)
         dump(store, tmp_path, formats=("html",), decode=lambda ids: "</script>")
     page = Page(tmp_path / NAME)
-    assert page.tags.count("script") == 2 * 3 + 1
+    assert page.tags.count("script") == 2 * 2 + 1 + 1
     assert "b" not in page.tags
     first, second = page.blocks["rollout"]
     assert "</script><script>" in first["turns"][3]["sent"][0]["content"]
@@ -98,7 +99,18 @@ def test_a_shared_prefix_is_in_the_page_once(tmp_path: Path) -> None:
 def test_no_rollouts_are_a_page_too(tmp_path: Path) -> None:
     with example_run(tmp_path / "run") as store:
         dump(store, tmp_path, formats=("html",), selection=RolloutFilter(only="eval"))
-    assert Page(tmp_path / NAME).blocks == {"words": [], "row": [], "rollout": []}
+    assert Page(tmp_path / NAME).blocks == {"words": [], "rows": [], "rollout": []}
+
+
+def test_more_rollouts_than_a_block_has_are_all_there(tmp_path: Path) -> None:
+    names = [f"train-000001-{number // 8:03}-{number % 8:02}" for number in range(ROWS + 1)]
+    with RunStore.create(tmp_path / "run", CONFIG) as store:
+        for name in names:
+            store.put_rollout(a_rollout(name))
+        dump(store, tmp_path, formats=("html",))
+    page = Page(tmp_path / NAME)
+    assert [row["rollout_id"] for row in page.blocks["rows"]] == names
+    assert page.tags.count("script") == 2 + 1 + len(names)
 
 
 @needs_chromium
