@@ -137,5 +137,6 @@ def split_groups(specs: Sequence[RolloutSpec]) -> Iterator[list[RolloutSpec]]:
 
 
 def note_final(progress: Progress, record: RolloutRecord) -> None:
-    """Count a rollout that is final."""
-    progress.add_rollout(record.outcome.code, record.sampled_tokens)
+    """Count a rollout that is final; one of an evaluation beside rollouts is not of their batch."""
+    batch = record.split == "train" or progress.phase != "rollouts"
+    progress.add_rollout(record.outcome.code, record.sampled_tokens, batch=batch)

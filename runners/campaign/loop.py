@@ -232,7 +232,8 @@ class Campaign:
         if step in {row.step for row in self._store.evaluations()}:
             return
         specs = evaluation_batch(self._config, self._held_out_tasks, step)
-        self._progress.begin_phase("evaluation", len(specs))
+        if not self._overlapping:
+            self._progress.begin_phase("evaluation", len(specs))
         records = await self._runner.run_batch(specs)
         result = summarize_evaluation(records)
         self._store.finish_evaluation(step, result)

@@ -71,9 +71,9 @@ class Progress:
         self.phase, self.batch_done, self.batch_size = phase, 0, batch_size
         self.phase_at = time.monotonic()
 
-    def add_rollout(self, outcome: str, tokens: int) -> None:
-        """Count a rollout that ended."""
-        self.batch_done += 1
+    def add_rollout(self, outcome: str, tokens: int, *, batch: bool = True) -> None:
+        """Count a rollout that ended; ``batch``: it is one of the phase's."""
+        self.batch_done += batch
         self.outcomes[outcome] += 1
         self.add_tokens(tokens)
 

@@ -1,11 +1,11 @@
 """Steps per hour of ``run.overlap`` none, step and stream, with real processes and slow tests.
 
     python -m tests.benchmarks.bench_asynchronous --steps 12 --staleness 2
-    python -m tests.benchmarks.bench_asynchronous --slow 4 --epochs 8
+    python -m tests.benchmarks.bench_asynchronous --wait 8 --slow 8 --epochs 16
 
 Engine, gateway, sandboxes and trainer are real, the policy samples noise, and a fault plan makes
-its grading slow: a second each, and for one in eight the seconds of ``--slow``. With more passes
-over the samples (``--epochs``) training takes as long as rollouts, for which ``step`` is meant.
+its grading slow: by ``--wait`` seconds, one in eight by those of ``--slow``. With more passes
+over the samples (``--epochs``) training takes as long as rollouts, which is what ``step`` is for.
 Limits, of the synchronous campaign's own times: of ``step`` the longer of rollouts and training, of
 ``stream`` training alone.
 """
@@ -85,6 +85,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--staleness", type=int, default=2)
     parser.add_argument("--slow", type=float, default=15.0)
+    parser.add_argument("--wait", type=float, default=1.0)
     parser.add_argument("--epochs", type=int, default=1)
     arguments = parser.parse_args()
     stream = (f"run.staleness={arguments.staleness}", f"run.window={arguments.staleness}")
@@ -96,7 +97,7 @@ def main() -> None:
             "seed: 0\nrules:\n"
             f"  - {{where: grade, when: {{probability: {SLOW_SHARE}}}, what: delay, "
             f"seconds: {arguments.slow:g}}}\n"
-            "  - {where: grade, what: delay, seconds: 1}\n"
+            f"  - {{where: grade, what: delay, seconds: {arguments.wait:g}}}\n"
         )
         rows = [
             measure(folder, "none", arguments),

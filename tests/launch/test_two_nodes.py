@@ -84,7 +84,7 @@ def test_stop_ends_a_job_on_a_ray_that_others_use_and_nothing_else(nodes: TwoNod
     done = nodes.run(*here, "-", script, str(nodes.job), sys.executable, ray=True)
     everything = done.stdout + done.stderr + nodes.logs()
     assert done.returncode == 0, everything
-    [found] = [json.loads(line) for line in re.findall(r"^{.*?^}", done.stdout, re.M | re.S)]
+    found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
     assert found["ended"], everything
     job = (nodes.job / "state" / "submission").read_text().strip()
     assert found["did"] == f"ray job stop --address http://head:8265 {job}"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 from conf.schema import Config
@@ -21,6 +22,7 @@ from runners.campaign.overlap.run_schedule import RunSchedule
 from runners.campaign.schedule import evaluation_due
 from runners.campaign.step_training import StepTraining
 from runners.concurrency.task_group import task_group
+from runners.runtime.driver import Interrupted
 from runners.store.run_store import RunStore
 from runners.training import checkpoint
 from runners.training.advantages import StepGroups
@@ -60,25 +62,56 @@ class OverlappedSteps:
         self._after_step = after_step
         self._evaluate = evaluate
         self._count_planned = count_planned
+        self._tasks: asyncio.TaskGroup | None = None
+        self._evaluation: asyncio.Task[bool] | None = None
+        """Of the weights that the engine has; they change when it has ended."""
         self._gathered_at = self._ended_at = time.monotonic()
 
     async def run(self, saved: checkpoint.Checkpoint | None) -> None:
         """Run to the last step, from the newest checkpoint; raises Interrupted."""
-        state = self._schedule.state
         async with task_group() as tasks:
-            if saved is not None and saved.step == self._schedule.version + 1:
-                # The run was stopped between the checkpoint and the update.
-                self._producer.open(tasks)
-                await self._update(saved)
-            else:
-                await self._evaluate(self._schedule.version)
-                self._producer.open(tasks)
-            while not state.finished:
-                await self._producer.check_stop()
-                await self._admit()
-                batch = state.training or await self._gather()
-                await self._admit()
-                await self._update(await self._train(batch))
+            self._tasks = tasks
+            try:
+                await self._run(saved, tasks)
+            except Interrupted:
+                await self._end_evaluation()  # its rollouts in flight end as those of groups do
+                raise
+
+    async def _run(self, saved: checkpoint.Checkpoint | None, tasks: asyncio.TaskGroup) -> None:
+        state = self._schedule.state
+        self._producer.open(tasks)
+        if saved is not None and saved.step == self._schedule.version + 1:
+            # The run was stopped between the checkpoint and the update.
+            await self._update(saved)
+        else:
+            self._begin_evaluation(self._schedule.version)
+        while not state.finished:
+            await self._producer.check_stop()
+            await self._admit()
+            batch = state.training or await self._gather()
+            await self._admit()
+            await self._update(await self._train(batch))
+        await self._end_evaluation()
+
+    def _begin_evaluation(self, step: int) -> None:
+        """Evaluate the engine's weights beside rollouts and training, until ``_end_evaluation``."""
+
+        async def evaluate() -> bool:
+            with suppress(Interrupted):
+                await self._evaluate(step)
+                return True
+            return False
+
+        if evaluation_due(self._config, step):
+            assert self._tasks is not None
+            self._evaluation = self._tasks.create_task(evaluate(), name=f"evaluation-{step}")
+
+    async def _end_evaluation(self) -> None:
+        """Return when no evaluation runs; raises what it raised, Interrupted if a stop cut it."""
+        running, self._evaluation = self._evaluation, None
+        if running is not None and not await running:
+            await self._producer.wait_until_idle()
+            raise Interrupted
 
     async def _admit(self) -> None:
         """Begin the groups that may run now."""
@@ -102,6 +135,8 @@ class OverlappedSteps:
         now = time.monotonic()
         gathered_s, self._gathered_at = now - self._gathered_at, now
         metrics = await self._training.train(step, groups, gathered_s)
+        # Of the weights before: with a newer checkpoint a resumed run would not have them any more.
+        await self._end_evaluation()
         now = time.monotonic()
         metrics["time/step_s"], self._ended_at = now - self._ended_at, now
         saved = await self._training.save(step, metrics)
@@ -109,7 +144,7 @@ class OverlappedSteps:
         return saved
 
     async def _update(self, saved: checkpoint.Checkpoint) -> None:
-        """Let rollouts go on with the weights of a checkpoint, and evaluate them if that is due."""
+        """Let rollouts go on with a checkpoint's weights; begin their evaluation if it is due."""
         state = self._schedule.state
         while not state.may_update:
             await self._producer.wait_for_change()
@@ -120,9 +155,7 @@ class OverlappedSteps:
             self._served = saved.step
         assert state.training is not None
         self._schedule.log(state.updated(state.training.number))
-        if evaluation_due(self._config, saved.step):
-            await self._producer.wait_until_idle()
-            await self._evaluate(saved.step)
+        self._begin_evaluation(saved.step)
 
     async def _await_recorded(self, recorded: RecordedSchedule) -> None:
         """Return once everything is sampled that the recorded run sampled before this update;

@@ -225,3 +225,16 @@ def test_a_replay_of_a_stream_has_its_checkpoints_bit_for_bit(
     _, err = again.communicate()
     assert again.returncode != 0
     assert b"give --replay-schedule again" in err
+
+
+@pytest.mark.slow  # the runs of each seed, and their replays
+@pytest.mark.parametrize("mode", [STEP, STREAM], ids=["step", "stream"])
+@pytest.mark.parametrize("seed", [3, 4, 5])
+def test_a_replay_has_the_checkpoints_of_its_run_with_any_seed(
+    miniature: Miniature, tmp_path: Path, mode: list[str], seed: int
+) -> None:
+    miniature.finish(miniature.begin(*mode, f"seed={seed}"))
+    replay = start_replay(miniature, tmp_path / "replay")
+    with miniature.store() as one, replay.store() as other:
+        assert len(account(one)["checkpoints"]) == STEPS
+        assert account(one)["checkpoints"] == account(other)["checkpoints"]
