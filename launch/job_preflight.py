@@ -34,7 +34,8 @@ def find_job_problems(plan: JobPlan) -> list[Problem]:
     """Return every problem of starting the job from this machine."""
     checks = (_check_programs, _check_shared_dir, _check_secrets, _check_hosts)
     fatal = [Problem(True, message) for check in checks for message in check(plan)]
-    return fatal + [Problem(False, caution) for caution in find_cautions(plan.job.config)]
+    warnings = [*_compare_checkpoint(plan), *find_cautions(plan.job.config)]
+    return fatal + [Problem(False, message) for message in warnings]
 
 
 def _check_programs(plan: JobPlan) -> Iterator[str]:
@@ -62,7 +63,6 @@ def _check_shared_dir(plan: JobPlan) -> Iterator[str]:
     model = plan.job.model.path
     if model is not None and model.is_relative_to(shared) and not (model / "config.json").exists():
         yield f"model.path={model} has no config.json: put the checkpoint there"
-    yield from _compare_checkpoint(plan)
     for each in list_sets(config):
         path = each.config.path
         if path is not None and Path(path).is_relative_to(shared) and not Path(path).exists():

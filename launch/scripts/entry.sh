@@ -41,7 +41,6 @@ code=0
 "$PYTHON" -u "$TRAIN_SCRIPT" "${TRAIN_ARGS[@]}" || code=$?
 "$PYTHON" -u -m runners.slime.job end "$JOB_DIR" "$code" || say "warning: the run's store could not be closed"
 if ((code == 0 && EXPORT_WEIGHTS)); then
-  phase exporting
   bash "$HERE/export.sh" || say "warning: the weights could not be exported; try again on a node: bash $SCRIPT_DIR/export.sh"
 fi
 exit "$code"
