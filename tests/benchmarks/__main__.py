@@ -32,9 +32,17 @@ PLOTS = {"growth": "growth.png"}
 HEAD = """# Performance
 
 Written by `python -m tests.benchmarks`: the newest output of each benchmark as it was printed,
-with its command. Compare figures within one output only; a load above the number of cores says
-that other work ran beside it. [Benchmarks](benchmarks.md) sums up what was found, also on other
-days.
+with its command. Compare figures within one output only; a load above the number of CPUs says
+that other work ran beside it, so that times by the clock are longer than on an idle machine.
+[Benchmarks](benchmarks.md) sums up what was found, also on other days.
+"""
+
+MEASURED = ("| benchmark | measures | baseline | limit |", "|---|---|---|---|")
+MISSING = ("| benchmark | measures | command |", "|---|---|---|")
+NOT_MEASURED = """## No output kept
+
+`python -m tests.benchmarks run NAME` adds one. [Benchmarks](benchmarks.md) has figures of most, of
+other days.
 """
 
 
@@ -82,20 +90,36 @@ def run(benchmark: Benchmark) -> int:
 
 
 def write_page() -> None:
-    """Write the page of all outputs that are kept."""
-    parts = [HEAD]
-    for each in BENCHMARKS:
-        kept = output_file(each)
-        text = kept.read_text("utf-8") if kept.exists() else "not measured\n"
-        head, _, output = text.partition("\n")
-        parts.append(f"## {each.name}: {each.measures}\n")
-        parts.append(f"`python -m tests.benchmarks.{each.command}`\n")
-        parts.append(f"Baseline: {each.baseline}. Limit: {each.limit}. {head}.\n")
-        if output:
-            parts.append(f"```text\n{output}```\n")
-        if (plot := PLOTS.get(each.name)) and (OUTPUTS / plot).exists():
-            parts.append(f"![{each.name}](performance/{plot})\n")
-    PAGE.write_text("\n".join(parts), "utf-8")
+    """Write the page of all outputs that are kept, and list the benchmarks that have none."""
+    kept = [each for each in BENCHMARKS if output_file(each).exists()]
+    rows = [
+        f"| [{each.name}](#{each.name}) | {each.measures} | {each.baseline} | {each.limit} |"
+        for each in kept
+    ]
+    parts = [HEAD, "\n".join([*MEASURED, *rows])]
+    parts += [_section(each) for each in kept]
+    parts.append(NOT_MEASURED)
+    rows = [
+        f"| {each.name} | {each.measures} | `python -m tests.benchmarks.{each.command}` |"
+        for each in BENCHMARKS
+        if each not in kept
+    ]
+    parts.append("\n".join([*MISSING, *rows]))
+    PAGE.write_text("\n\n".join(part.rstrip("\n") for part in parts) + "\n", "utf-8")
+
+
+def _section(benchmark: Benchmark) -> str:
+    """Return what is known of a benchmark."""
+    head, _, output = output_file(benchmark).read_text("utf-8").partition("\n")
+    parts = [
+        f"## {benchmark.name}",
+        f"{benchmark.measures[0].upper()}{benchmark.measures[1:]}. {head}.",
+        f"`python -m tests.benchmarks.{benchmark.command}`",
+        f"```text\n{output.rstrip()}\n```",
+    ]
+    if (plot := PLOTS.get(benchmark.name)) and (OUTPUTS / plot).exists():
+        parts.append(f"![{benchmark.name}](performance/{plot})")
+    return "\n\n".join(parts)
 
 
 def main() -> int:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
+from runners.export.dump import dump
+from runners.export.html import NAME
 from tests.benchmarks.catalogue import BENCHMARKS
 from tests.benchmarks.growth.curve import Curve
+from tests.benchmarks.growth.page_opening import ROLLOUT, ROW, copy_page
+from tests.fakes.records import example_run
 
 HERE = Path(__file__).parent
 
@@ -23,3 +28,13 @@ def test_the_exponent_of_a_curve_is_that_of_its_growth() -> None:
         points = tuple((size, 3 * size**exponent) for size in sizes)
         assert abs(Curve("a", "s", "b", 1, points).exponent - exponent) < 1e-9
     assert Curve("a", "s", "b", 1, tuple((size, 0.0) for size in sizes)).exponent == 0
+
+
+def test_a_page_of_copies_has_every_rollout_under_names_of_its_own(tmp_path: Path) -> None:
+    with example_run(tmp_path / "run") as store:
+        dump(store, tmp_path, formats=("html",), decode=lambda ids: "x")
+    copy_page(tmp_path / NAME, 3, tmp_path / "copies.html")
+    one, three = ((tmp_path / name).read_text() for name in (NAME, "copies.html"))
+    names = re.findall('"rollout_id":"([^"]+)', "".join(re.findall(ROW, three)))
+    assert len(names) == len(set(names)) == 3 * len(re.findall(ROLLOUT, one)) == 12
+    assert re.findall('id="rollout:([^"]+)"', "".join(re.findall(ROLLOUT, three))) == names

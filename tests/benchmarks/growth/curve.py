@@ -70,6 +70,9 @@ def plot_curves(curves: list[Curve], path: Path) -> None:
         panel.loglog(sizes, costs, marker="o", color="#1f6feb")
         limit = [costs[0] * (size / sizes[0]) ** curve.limit for size in sizes]
         panel.loglog(sizes, limit, linestyle="--", color="#888888")
+        # a decade at least: a flat curve is to look flat
+        middle = math.sqrt(min(costs) * max(costs))
+        panel.set_ylim(min(min(costs) / 1.2, middle / 3.2), max(max(costs) * 1.2, middle * 3.2))
         panel.set_title(f"{curve.part}: exponent {curve.exponent:.2f}", fontsize=10)
         panel.set_xlabel(curve.size, fontsize=8)
         panel.set_ylabel(curve.cost, fontsize=8)

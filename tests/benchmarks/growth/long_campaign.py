@@ -1,4 +1,8 @@
-"""What a step costs the driver over the steps before it: a whole campaign of the tiny policy."""
+"""What a step costs the driver over the steps before it: a long campaign of a random policy.
+
+Engine, gateway, sandboxes and trainer are real; the policy samples noise, so no time goes into
+bootstrapping one, and its rollouts are short.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,17 @@ from pathlib import Path
 
 import psutil
 
+from runners.testing.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 from tests.benchmarks.bench_gateway import cpu_s
 from tests.benchmarks.growth.curve import Curve
+from tests.fakes.tiny_model import write_tiny_model
 
-SMALL = ("scenario=linear", "run.tasks_per_step=2", "run.rollouts_per_task=4", "run.eval_tasks=2")
-"""Steps of eight rollouts, so that there are many of them in little time."""
-AROUND = 8
+SMALL = (
+    *("scenario=linear", "run.tasks_per_step=2", "run.rollouts_per_task=4", "run.eval_tasks=0"),
+    *("harness.max_turns=3", "sampling.max_new_tokens=48"),
+)
+"""Steps of eight short rollouts, so that there are many of them in little time."""
+AROUND = 4
 """Steps whose median is a point."""
 
 
@@ -26,10 +35,14 @@ def measure_campaign(directory: Path, steps: Sequence[int]) -> list[Curve]:
 
     The driver's process has the local trainer in it, whose work is the same in every step.
     """
-    run_dir = directory / "campaign"
+    run_dir, policy = directory / "campaign", directory / "policy"
+    write_tiny_tokenizer(policy)
+    write_tiny_model(policy, vocab_size=tiny_tokenizer().get_vocab_size())
     command = [sys.executable, "-m", "cli.main", "run", *SMALL, f"run.steps={max(steps)}"]
-    with (directory / "campaign.log").open("w") as log:
-        driver = subprocess.Popen([*command, f"run.dir={run_dir}"], stdout=log, stderr=log)
+    command += [f"model.path={policy}", f"model.tokenizer={policy}", f"run.dir={run_dir}"]
+    log_file = directory / "campaign.log"
+    with log_file.open("w") as log:
+        driver = subprocess.Popen(command, stdout=log, stderr=log)
     process, samples = psutil.Process(driver.pid), list[tuple[float, float]]()
     try:
         while driver.poll() is None:
@@ -42,6 +55,8 @@ def measure_campaign(directory: Path, steps: Sequence[int]) -> list[Curve]:
     finally:
         driver.terminate()
         driver.wait()
+    if len(samples) < max(steps) - 1:
+        raise RuntimeError(f"the campaign ended early: {log_file.read_text()[-2000:]}")
     costs = [after[0] - before[0] for before, after in pairwise(samples)]
     cpu, memory_mb = [], []
     for step in steps:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
-import resource
 import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,10 +17,17 @@ from runners.report.page import write_report
 from runners.store.run_store import RunStore
 from tests.benchmarks.bench_dump import decode, fill
 from tests.benchmarks.growth.curve import Curve
+from tests.benchmarks.growth.page_opening import BROWSER, copy_page, running_browser
 from tests.fakes.records import CONFIG
 
 WRITTEN = 250
 """Rollouts that are added to a store of a size, to measure what one more costs there."""
+
+PAGE = Path("dump") / "trajectories.html"
+"""Page of a run, in its directory."""
+
+COPIES = (1, 4, 20)
+"""Of the smallest page, for the browser: a page of 10,000 is not written for it."""
 
 Reading = Callable[[Path], object]
 
@@ -38,9 +44,9 @@ def write(run_dir: Path, rollouts: int) -> tuple[float, float]:
 
 
 def dump_as(name: str, run_dir: Path) -> object:
-    """Write a run in one format."""
-    with RunStore.open(run_dir) as store, tempfile.TemporaryDirectory() as folder:
-        return dump(store, Path(folder), formats=(name,), decode=decode)
+    """Write a run in one format, beside its store."""
+    with RunStore.open(run_dir) as store:
+        return dump(store, (run_dir / PAGE).parent, formats=(name,), decode=decode)
 
 
 def dump_jsonl(run_dir: Path) -> object:
@@ -67,15 +73,17 @@ READINGS: dict[str, Reading] = {
 }
 
 
-def read(name: str, small: Path, run_dir: Path) -> tuple[float, float]:
-    """Return CPU seconds of a reading, and MB that it adds to the peak memory after the same of a
-    ``small`` run, which loads what it imports.
+def read(name: str, small: Path, run_dirs: Sequence[Path]) -> list[tuple[float, float]]:
+    """Return CPU seconds of a reading of each run, smallest first, and the process's peak memory
+    after it, in MB; before them a ``small`` run is read, which loads what that imports.
     """
-    reading = READINGS[name]
+    reading, found = READINGS[name], []
     reading(small)
-    before, began = _peak_mb(), time.process_time()
-    reading(run_dir)
-    return time.process_time() - began, _peak_mb() - before
+    for run_dir in run_dirs:
+        began = time.process_time()
+        reading(run_dir)
+        found.append((time.process_time() - began, _peak_mb()))
+    return found
 
 
 def measure_stored_runs(directory: Path, sizes: Sequence[int]) -> Iterator[Curve]:
@@ -87,44 +95,35 @@ def measure_stored_runs(directory: Path, sizes: Sequence[int]) -> Iterator[Curve
         yield Curve("store", cost, "rollouts in the store", 0, points)
     spawn = multiprocessing.get_context("spawn")
     for name in READINGS:
-        costs = []
-        for size in sizes:
-            with ProcessPoolExecutor(1, spawn) as pool:
-                costs.append(pool.submit(read, name, runs[WRITTEN], runs[size]).result())
-        for index, (cost, limit) in enumerate((("CPU s", 1), ("peak memory, +MB", 0))):
+        with ProcessPoolExecutor(1, spawn) as pool:
+            costs = pool.submit(read, name, runs[WRITTEN], [runs[size] for size in sizes]).result()
+        for index, (cost, limit) in enumerate((("CPU s", 1), ("peak memory, MB", 0))):
             found = tuple((size, each[index]) for size, each in zip(sizes, costs, strict=True))
             yield Curve(name, cost, "rollouts in the run", limit, found)
-    if shutil.which("chromium"):
-        yield measure_opening(directory, {size: runs[size] for size in sizes})
+    if shutil.which(BROWSER[0]):
+        yield from asyncio.run(measure_opening(directory, runs[sizes[0]] / PAGE, sizes[0]))
 
 
-def measure_opening(directory: Path, runs: dict[int, Path]) -> Curve:
-    """Return the seconds by the clock until a browser has opened the page of a run, drawn the list
-    and the overview, without those of its own start.
+async def measure_opening(directory: Path, page: Path, rollouts: int) -> list[Curve]:
+    """Return the seconds by the clock until a browser has drawn the list and the overview of a
+    page, and until it has drawn the last rollout; the pages are copies of one of so many rollouts.
     """
-    points = []
-    for size, run_dir in runs.items():
-        with RunStore.open(run_dir) as store:
-            dump(store, directory / f"page-{size}", formats=("html",), decode=decode)
-        empty = _open("about:blank", directory)
-        page = (directory / f"page-{size}" / "trajectories.html").as_uri()
-        points.append((size, _open(page, directory) - empty))
-    return Curve("page", "s to open", "rollouts in the page", 1, tuple(points))
-
-
-def _open(address: str, directory: Path) -> float:
-    """Return the seconds until a browser has shown a page, and has nothing left to do."""
-    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu"]
-    command += [f"--user-data-dir={directory / 'profile'}", "--window-size=1200,800"]
-    began = time.perf_counter()
-    shown = subprocess.run(
-        [*command, f"--screenshot={directory / 'page.png'}", address],
-        capture_output=True,
-        check=True,
-    )
-    assert shown.returncode == 0
-    return time.perf_counter() - began
+    first, last = [], []
+    async with running_browser(directory / "profile") as browser:
+        await browser.measure(page)  # its own start
+        for copies in COPIES:
+            large = directory / f"page-{copies}.html"
+            copy_page(page, copies, large)
+            opening = await browser.measure(large)
+            first.append((copies * rollouts, opening.first))
+            last.append((copies * rollouts, opening.last))
+    return [
+        Curve("page", "s to list and overview", "rollouts in the page", 0, tuple(first)),
+        Curve("page", "s to the last rollout", "rollouts in the page", 1, tuple(last)),
+    ]
 
 
 def _peak_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    """Return the greatest memory of this process; getrusage would count that of its parent, too."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
