@@ -11,8 +11,8 @@ import pytest
 
 from runners.rollouts.pool import BreakerOpen
 from runners.testing.completions import Completion
-from tests.fakes.slime_rollout import Generated
-from tests.runners.slime.test_entry_points import SAYS, Job, _slime, model, running_job
+from tests.fakes.slime_jobs import SAYS, Job, running_job, write_model
+from tests.fakes.slime_rollout import Generated, install_fake_modules
 
 pytestmark = pytest.mark.integration
 
@@ -21,7 +21,16 @@ STREAM = (
     *("run.overlap=stream", "run.staleness=2", "run.window=1", "run.steps=4", "run.eval_tasks=0"),
     *("trainer.correction.truncate=token", "rollout.spare_groups=0"),
 )
-__all__ = ["_slime", "model"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _slime() -> None:
+    install_fake_modules()
 
 
 def names(groups: list[list[Generated]]) -> set[str]:
