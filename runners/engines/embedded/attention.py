@@ -95,7 +95,7 @@ class DecodeAttention:
         self._groups = config.kv_heads
         self._queries = config.heads // config.kv_heads
         self.numpy = _numpy_rounds_as_torch(self._queries, config.head_dim)
-        """Whether numpy multiplies the values."""
+        """True where numpy multiplies the values."""
         self._context = context = round_up(max_context, KEYS)
         ramp = torch.cat([torch.zeros(context), torch.full((context,), -math.inf)])
         # window i begins with context - i zeros
