@@ -87,8 +87,8 @@ class DecodeAttention:
     """The attention of one new token per row.
 
     A product of so few query rows costs MKL mostly the copies that it makes of keys and values;
-    numpy's library multiplies the values where they are, three times faster. It is used where it
-    is found to round as MKL does, so that decoded tokens keep the bits of prefilled ones.
+    numpy's library multiplies the values where they are, in about half of the time. It is used
+    where it is found to round as MKL does, so that decoded tokens keep the bits of prefilled ones.
     """
 
     def __init__(self, config: ModelConfig, max_context: int) -> None:
