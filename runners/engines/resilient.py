@@ -63,6 +63,17 @@ class _Drained(Exception):
     """A pause aborted the generation."""
 
 
+class _CutOff(EngineError):
+    """The engine aborted a generation by itself; ``part`` is what it had sampled.
+
+    An engine whose weights another program loads (slime) aborts without a pause of ours.
+    """
+
+    def __init__(self, part: Generation) -> None:
+        super().__init__("the engine aborted the generation", retryable=True)
+        self.part = part
+
+
 @dataclass(eq=False, slots=True)
 class _Attempt:
     """An attempt that is at the engine."""
@@ -140,6 +151,8 @@ class ResilientEngine:
                     continue
                 except EngineError as error:
                     failure = error
+                    if isinstance(error, _CutOff):
+                        parts.append(error.part)
                 else:
                     if len(generation.output_ids) or generation.finish_reason != ABORTED:
                         parts.append(generation)
@@ -242,19 +255,20 @@ class ResilientEngine:
                 self._idle.set()
         if generation.finish_reason != ABORTED:
             return generation
-        # An engine whose weights another program loads (slime) aborts without a pause of ours.
         interrupted = attempt.interrupted
         if interrupted or len(generation.output_ids):
             generation = close_part(generation, params)
         if generation.finish_reason != ABORTED:
             return generation
         continues = can_continue(generation, input_ids, params)
-        if not interrupted and not (continues and len(generation.output_ids)):
+        if not interrupted:
+            if continues and len(generation.output_ids):
+                raise _CutOff(generation)
             raise EngineError("the engine aborted the generation", retryable=True)
         if not continues:
             self._aborted += 1
             raise _Drained
-        self._kept += interrupted
+        self._kept += 1
         return generation
 
     def _adapt_limit(self, generation: Generation, counters: EngineCallCounters) -> None:
