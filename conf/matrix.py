@@ -83,6 +83,8 @@ def _fill(model: str, launch: str) -> Iterator[str]:
     if model != "tiny":
         yield "model.path=weights"
     if model == "local":
-        yield from ("model.tokenizer=weights", "model.renderer=qwen3")
+        yield "model.tokenizer=weights"
+    if model in {"local", "checkpoint"}:
+        yield "model.renderer=qwen3"
     if launch == "local":
         yield from ("engine=sglang", "engine.url=http://127.0.0.1:30000")

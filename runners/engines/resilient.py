@@ -63,17 +63,6 @@ class _Drained(Exception):
     """A pause aborted the generation."""
 
 
-class _CutOff(EngineError):
-    """The engine aborted a generation by itself; ``part`` is what it had sampled.
-
-    An engine whose weights another program loads (slime) aborts without a pause of ours.
-    """
-
-    def __init__(self, part: Generation) -> None:
-        super().__init__("the engine aborted the generation", retryable=True)
-        self.part = part
-
-
 @dataclass(eq=False, slots=True)
 class _Attempt:
     """An attempt that is at the engine."""
@@ -102,12 +91,15 @@ class ResilientEngine:
         bucket: TokenBucket,
         admission: Admission,
         abort: Callable[[str], Awaitable[None]] | None = None,
+        continue_aborted: bool = False,
     ) -> None:
         """``abort`` asks the engine to end a request with the tokens that it has; without it a
-        pause keeps none.
+        pause keeps none. ``continue_aborted``: what the engine aborts by itself goes on from its
+        tokens, because another program loads its weights (slime); otherwise it is a failure.
         """
         self._engine = engine
         self._abort = abort
+        self._continue_aborted = continue_aborted
         self._attempts = attempts
         self._deadline_s = deadline_s
         self._bucket = bucket
@@ -151,8 +143,6 @@ class ResilientEngine:
                     continue
                 except EngineError as error:
                     failure = error
-                    if isinstance(error, _CutOff):
-                        parts.append(error.part)
                 else:
                     if len(generation.output_ids) or generation.finish_reason != ABORTED:
                         parts.append(generation)
@@ -256,19 +246,19 @@ class ResilientEngine:
         if generation.finish_reason != ABORTED:
             return generation
         interrupted = attempt.interrupted
+        if not interrupted and not self._continue_aborted:
+            raise EngineError("the engine aborted the generation", retryable=True)
         if interrupted or len(generation.output_ids):
             generation = close_part(generation, params)
         if generation.finish_reason != ABORTED:
             return generation
         continues = can_continue(generation, input_ids, params)
-        if not interrupted:
-            if continues and len(generation.output_ids):
-                raise _CutOff(generation)
+        if not interrupted and not (continues and len(generation.output_ids)):
             raise EngineError("the engine aborted the generation", retryable=True)
         if not continues:
             self._aborted += 1
             raise _Drained
-        self._kept += 1
+        self._kept += interrupted
         return generation
 
     def _adapt_limit(self, generation: Generation, counters: EngineCallCounters) -> None:

@@ -183,6 +183,7 @@ def _engine(
         bucket=SharedTokenBucket(rate, replica.rate) if replica else TokenBucket(rate),
         admission=Admission(MAX_ENGINE_CALLS // parts, adaptive=settings.adaptive, gain=1 / parts),
         abort=abort,
+        continue_aborted=settings.continue_aborted,
     )
 
 

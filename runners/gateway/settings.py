@@ -29,6 +29,7 @@ from conf.sections.engine import (
 )
 from conf.sections.gateway import GatewayLimitsConfig
 from conf.sections.scenario import compaction_window
+from conf.sections.training import SlimeTrainerConfig
 from runners.processes.ports import PATIENCE_S
 from runners.trajectory.routing import RoutingShape
 
@@ -80,6 +81,10 @@ class GatewaySettings(BaseModel):
     """Name of the LoRA adapters that the engine has loaded for the run; None: whole weights."""
     version_offset: int = 0
     """Added to the engine's weight versions, where it counts them anew in each job (slime)."""
+    continue_aborted: bool = False
+    """Turns that the engine aborts go on from their tokens: another program (slime) loads its
+    weights.
+    """
     fixed_engine: FixedEngine | None = None
     """The section of an engine with another API than SGLang's; None: it is at ``engine_url``."""
     tool_call_parser: str | None = None
@@ -148,6 +153,7 @@ class GatewaySettings(BaseModel):
             engine_workers=tuple(engine.workers) if isinstance(engine, SglangEngineConfig) else (),
             adapter=adapter,
             version_offset=version_offset,
+            continue_aborted=isinstance(config.trainer, SlimeTrainerConfig),
             fixed_engine=engine if isinstance(engine, FixedEngineConfig) else None,
             tool_call_parser=parsers.tool_call_parser if parsers else None,
             reasoning_parser=parsers.reasoning_parser if parsers else None,

@@ -72,7 +72,7 @@ def test_the_constraints_are_exact_and_cover_what_the_tests_need() -> None:
 
 def test_the_installations_of_readme_and_ci_use_the_constraints() -> None:
     for name in ("README.md", ".ci/run", "docs/contributing.md"):
-        commands = re.findall(r"pip\"? install .*-e.*", (ROOT / name).read_text())
+        commands = re.findall(r"install (?:\"\$|-).*-e.*", (ROOT / name).read_text())
         assert commands, name
         assert all("-c " in command for command in commands), name
 

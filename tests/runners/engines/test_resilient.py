@@ -54,6 +54,7 @@ class Bench:
         deadline_s: float = DEADLINE_S,
         rate: float | None = None,
         most: int = 100,
+        continue_aborted: bool = False,
     ) -> None:
         self.inner = ScriptedEngine(TOKENIZER)
         self.inner.always = DONE
@@ -67,6 +68,7 @@ class Bench:
             bucket=TokenBucket(rate),
             admission=self.admission,
             abort=self.client.abort,
+            continue_aborted=continue_aborted,
         )
         self.counters = EngineCallCounters()
         self.calls = 0
@@ -150,6 +152,7 @@ async def test_a_generation_that_another_program_s_weights_cut_off_goes_on_from_
         Completion(ids=(5, 6, 7), finish="abort", weight_version="3"),
         Completion(ids=(8,), finish="abort", weight_version="4"),
         Completion(ids=(9, 10), weight_version="4"),
+        continue_aborted=True,
     )
     bench.inner.shape = shape
     params = SamplingParams(8, routing_start=0)
