@@ -47,19 +47,19 @@ def write_html(folder: Path, run: ExportedRun) -> Iterator[AddRollout]:
     with (folder / NAME).open("w", encoding="utf-8") as file:
         file.write(head)
         with TemporaryFile("w+", encoding="utf-8", dir=folder) as blocks:
-            rows: list[dict[str, Any]] = []
+            rows: list[str] = []  # as JSON: a tenth of its objects
 
             def add(rollout: ExportedRollout) -> None:
                 if texts is not None:
-                    blocks.write(_block("words", texts.decode_new(rollout)))
-                rows.append(_row(rollout))
+                    blocks.write(_block("words", dumps(texts.decode_new(rollout))))
+                rows.append(dumps(_row(rollout)))
                 if len(rows) == ROWS:
-                    file.write(_block("rows", rows))
+                    file.write(_block("rows", f"[{','.join(rows)}]"))
                     rows.clear()
                 blocks.write(_packed(rollout.trajectory["rollout_id"], build_turn_graph(rollout)))
 
             yield add
-            file.write(_block("rows", rows))
+            file.write(_block("rows", f"[{','.join(rows)}]"))
             file.write(middle)
             blocks.seek(0)
             shutil.copyfileobj(blocks, file, CHUNK)
@@ -81,9 +81,9 @@ class _TokenTexts:
         return {token: self._decode([token]) for token in sorted(fresh)}
 
 
-def _block(kind: str, value: Mapping[Any, Any] | list[dict[str, Any]]) -> str:
+def _block(kind: str, text: str) -> str:
     """Return a block of JSON without any ``<``, so that no ``</script>`` in it ends the block."""
-    text = dumps(value).replace("<", "\\u003c")
+    text = text.replace("<", "\\u003c")
     return f'<script type="application/json" class="{kind}">{text}</script>\n'
 
 
