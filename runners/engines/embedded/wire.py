@@ -69,8 +69,13 @@ _INERT_REQUEST = (
 )  # fmt: skip
 """Keys that mean nothing to a single process; a router adds some of them."""
 
+MAX_STOP_IDS = 128
+"""A request's stop ids widen an array of all rows, with which every step compares its tokens."""
+MAX_INT = np.iinfo(np.int64).max
+"""A row's settings are int64: a larger one would end the worker, and so every request."""
+
 Body = TypeVar("Body", bound=BaseModel)
-Ids = list[Annotated[int, Field(ge=0)]]
+StopId = Annotated[int, Field(ge=0, le=MAX_INT)]
 
 
 class SamplingBody(BaseModel):
@@ -81,9 +86,9 @@ class SamplingBody(BaseModel):
     max_new_tokens: int = Field(128, ge=0)
     temperature: float = Field(1.0, ge=0.0, allow_inf_nan=False)
     top_p: float = Field(1.0, gt=0.0, le=1.0)
-    top_k: int = Field(-1, ge=-1)
+    top_k: int = Field(-1, ge=-1, le=MAX_INT)
     stop: str | list[str] = Field(default_factory=list)
-    stop_token_ids: Ids = Field(default_factory=list)
+    stop_token_ids: list[StopId] = Field(default_factory=list, max_length=MAX_STOP_IDS)
     sampling_seed: int | None = None
     seed: int | None = None
     ignore_eos: bool = False

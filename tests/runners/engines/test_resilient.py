@@ -27,6 +27,7 @@ from runners.trajectory.routing import RoutingShape
 from tests.fakes.virtual_time import in_virtual_time
 
 DEADLINE_S = 60.0
+SHAPE = RoutingShape(layers=2, top_k=1, experts=4, routed=(0, 1))
 TOKENIZER = tiny_tokenizer()
 DONE = Completion("ok<|im_end|>")
 BUSY = Completion(status=503, message="busy")
@@ -144,17 +145,29 @@ async def test_a_generation_that_the_engine_aborted_is_retried() -> None:
 
 
 @in_virtual_time
+async def test_tokens_of_a_generation_that_the_engine_aborted_are_not_continued_by_default() -> (
+    None
+):
+    """The engine aborted for a reason that nobody knows, so its tokens are not to be trained on."""
+    bench = Bench(Completion(ids=(5, 6, 7), finish="abort"), Completion(ids=(9,)))
+    assert (await bench.generate()).output_ids.tolist() == [9]
+    asked = [(r["input_ids"], r["sampling_params"]["max_new_tokens"])
+             for r in bench.inner.seen.requests]  # fmt: skip
+    assert asked == [([1, 2], 8), ([1, 2], 8)]
+    assert bench.counters == EngineCallCounters(engine_retries=1)
+
+
+@in_virtual_time
 async def test_a_generation_that_another_program_s_weights_cut_off_goes_on_from_its_tokens() -> (
     None
 ):
-    shape = RoutingShape(layers=2, top_k=2, experts=4, routed=(0, 1))
     bench = Bench(
         Completion(ids=(5, 6, 7), finish="abort", weight_version="3"),
         Completion(ids=(8,), finish="abort", weight_version="4"),
         Completion(ids=(9, 10), weight_version="4"),
         continue_aborted=True,
     )
-    bench.inner.shape = shape
+    bench.inner.shape = SHAPE
     params = SamplingParams(8, routing_start=0)
     whole = await bench.engine.generate([1, 2], params, rid="r", counters=bench.counters)
     asked = [
@@ -166,7 +179,7 @@ async def test_a_generation_that_another_program_s_weights_cut_off_goes_on_from_
     assert (whole.finish_reason, whole.weight_version, whole.prompt_tokens) == ("stop", 4, 2)
     assert whole.weight_spans == ((3, 3), (4, 3))
     assert whole.routing is not None
-    assert whole.routing.size == (2 + 6 - 1) * 2 * 2
+    assert whole.routing.size == (2 + 6 - 1) * SHAPE.layers * SHAPE.top_k
 
 
 @in_virtual_time
@@ -413,9 +426,6 @@ async def test_a_cancelled_pause_lasts_until_resume() -> None:
 def tokens(*ids: int, delay_s: float = 8.0) -> Completion:
     """Return an answer of these ids, which come one after the other until ``delay_s``."""
     return Completion("", ids=ids, delay_s=delay_s)
-
-
-SHAPE = RoutingShape(layers=2, top_k=1, experts=4, routed=(0, 1))
 
 
 @in_virtual_time
