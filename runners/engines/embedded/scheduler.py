@@ -24,7 +24,6 @@ from runners.engines.embedded.prefix_cache import PrefixCache
 from runners.engines.embedded.request import EngineTokenizer, Request, RequestResult
 from runners.engines.embedded.rows import Rows
 from runners.engines.embedded.sampling import sample
-from runners.trajectory.prefix import common_prefix_length
 
 PREFILL_TOKENS = 1024
 """Most prompt tokens in a step: bounds how long a long prompt delays the decoding rows."""
@@ -177,11 +176,12 @@ class Scheduler:
         if rows.decoding == rows.used:
             return False
         ids = request.ids[:-1]
-        shared = max(
-            common_prefix_length(ids, rows.ids[row, : rows.length[row]])
-            for row in range(rows.decoding, rows.used)
-        )
-        return shared >= MIN_SHARED_TOKENS and shared - self.cache.match(ids) >= MIN_SHARED_TOKENS
+        end = self.cache.match(ids) + MIN_SHARED_TOKENS
+        if end > len(ids):
+            return False
+        part = slice(rows.decoding, rows.used)
+        found = (rows.ids[part, :end] == ids[:end]).all(1) & (rows.length[part] >= end)
+        return bool(found.any())
 
     def _start(self, request: Request) -> None:
         seed = request.sampling.seed
