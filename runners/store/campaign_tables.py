@@ -172,8 +172,12 @@ class CampaignTables:
                 self._db.execute(
                     "UPDATE rollout SET counts = 0 WHERE counts AND step > ?", (step + 1,)
                 )
-            for session in lost or ():
-                self._db.execute("UPDATE rollout SET counts = 0 WHERE session_id = ?", (session,))
+            else:  # at once: sessions have no index, so each would read all rollouts
+                self._db.execute(
+                    "UPDATE rollout SET counts = 0 "
+                    "WHERE session_id IN (SELECT value FROM json_each(?))",
+                    (dumps(list(lost)),),
+                )
 
     def rewind_schedule(self, batch: int) -> None:
         """Drop the events after the batch of this number, 0: all events; raises StoreError if the

@@ -51,13 +51,14 @@ class RecordedSchedule:
             )
         with RunStore.open(run_dir, read_only=True) as store:
             done = sum(row.state == "done" for row in store.steps())
-            if not store.schedule() or done != config.run.steps:
+            rows = store.schedule()
+            if not rows or done != config.run.steps:
                 raise ScheduleError(
                     f"{run_dir} cannot be replayed: it has {done} finished steps of "
-                    f"run.steps={config.run.steps} and {len(store.schedule())} rows of a schedule; "
+                    f"run.steps={config.run.steps} and {len(rows)} rows of a schedule; "
                     "name a finished run of run.overlap=step or stream"
                 )
-            self.deals = read_deals(store.schedule())
+            self.deals = read_deals(rows)
             """Tasks of each step; none in a run from before they were logged."""
             if config.run.sampler != "epoch" and not self.deals:
                 raise ScheduleError(
@@ -66,7 +67,7 @@ class RecordedSchedule:
                     "run does not name them"
                 )
             replaced: list[int] = []
-            for kind, body in store.schedule():
+            for kind, body in rows:
                 match from_row(kind, body):
                     case Batch() as batch:
                         self.batches[batch.number] = batch

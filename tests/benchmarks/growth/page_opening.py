@@ -106,6 +106,8 @@ async def running_browser(profile: Path) -> AsyncIterator[Browser]:
         port = profile / "DevToolsActivePort"
         async with asyncio.timeout(DEADLINE_S):
             while not (port.exists() and len(port.read_text().split()) == 2):
+                if process.returncode is not None:
+                    raise RuntimeError(f"{BROWSER[0]} ended with {process.returncode}")
                 await asyncio.sleep(POLL_S)
         number, path = port.read_text().split()
         async with (
@@ -114,5 +116,6 @@ async def running_browser(profile: Path) -> AsyncIterator[Browser]:
         ):
             yield Browser(socket)
     finally:
-        process.terminate()
+        if process.returncode is None:
+            process.terminate()
         await process.wait()
