@@ -93,3 +93,23 @@ ConfigDir = Annotated[
 ]
 RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")]
+ROLLOUT_KINDS = "train, eval, solved, unsolved or failed (without a grade)"
+"""Of the help of ``--only``."""
+Steps = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N|N-M", help="Only this step, or this range of steps.", show_default=False
+    ),
+]
+TaskIds = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ID",
+        help="Only this task; * and ? are wildcards. Can be repeated.",
+        show_default=False,
+    ),
+]
+MinReward = Annotated[
+    float | None,
+    typer.Option(metavar="X", help="Only rollouts with at least this reward.", show_default=False),
+]

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.arguments import Json, RunDir, examples
+from cli.arguments import (
+    ROLLOUT_KINDS,
+    Json,
+    MinReward,
+    RunDir,
+    Steps,
+    TaskIds,
+    examples,
+)
 
 if TYPE_CHECKING:
     from runners.export.dump import DumpReport
@@ -42,30 +50,13 @@ def dump_trajectories(
         str | None,
         typer.Option(
             metavar="KIND",
-            help="Only these rollouts: train, eval, solved, unsolved or failed (without a grade).",
+            help=f"Only these rollouts: {ROLLOUT_KINDS}.",
             show_default=False,
         ),
     ] = None,
-    step: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|N-M", help="Only this step, or this range of steps.", show_default=False
-        ),
-    ] = None,
-    task: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="ID",
-            help="Only this task; * and ? are wildcards. Can be repeated.",
-            show_default=False,
-        ),
-    ] = None,
-    min_reward: Annotated[
-        float | None,
-        typer.Option(
-            metavar="X", help="Only rollouts with at least this reward.", show_default=False
-        ),
-    ] = None,
+    step: Steps = None,
+    task: TaskIds = None,
+    min_reward: MinReward = None,
     unique: Annotated[
         bool,
         typer.Option("--unique", help="Of sft: leave out what is the same as an earlier example."),

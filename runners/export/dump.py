@@ -9,22 +9,27 @@ from __future__ import annotations
 import errno
 import math
 import os
-import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from conf.errors import AgentrlError, ExitCode
 from conf.exactness import describe_inexactness
-from conf.suggestions import suggest
 from conf.targets import FORM
 from runners.export.build import build_trajectory
 from runners.export.contract import AddRollout, Decode, ExportedRollout, ExportedRun
+from runners.export.filter_texts import (
+    check_min_reward,
+    choose,
+    describe_choices,
+    parse_steps,
+)
 from runners.export.formats import FORMATS, find_exporter, name_folder
 from runners.export.summary import ExportSummary
 from runners.export.trajectory import SCHEMA_VERSION
@@ -43,6 +48,9 @@ ONLY: dict[str, Callable[[RolloutRecord], bool]] = {
 """Choices of ``--only``; "failed" selects rollouts whose reward does not count."""
 
 SUMMARY = "summary.json"
+
+Given = TypeVar("Given")
+Parsed = TypeVar("Parsed")
 
 
 class DumpError(AgentrlError):
@@ -112,10 +120,20 @@ def parse_filter(
     min_reward: float | None = None,
 ) -> RolloutFilter:
     """Parse the filters of the command line; raises DumpError."""
-    if only is not None and only not in ONLY:
-        raise DumpError(f"--only {only}: {_choices(only, ONLY)}")
-    steps = None if step is None else _steps(step)
-    return RolloutFilter(only, steps, min_reward, tuple(tasks))
+    return RolloutFilter(
+        None if only is None else _parse("--only", only, lambda text: choose(text, ONLY)),
+        None if step is None else _parse("--step", step, parse_steps),
+        None if min_reward is None else _parse("--min-reward", min_reward, check_min_reward),
+        tuple(tasks),
+    )
+
+
+def _parse(name: str, given: Given, parse: Callable[[Given], Parsed]) -> Parsed:
+    """Return an option's value; raises DumpError that names the option."""
+    try:
+        return parse(given)
+    except ValueError as error:
+        raise DumpError(f"{name} {given}: {error}") from None
 
 
 def _reward(record: RolloutRecord) -> float:
@@ -130,7 +148,7 @@ def parse_formats(text: str) -> tuple[str, ...]:
             find_exporter(name)
         except KeyError:
             raise DumpError(
-                f"--format {name}: {_choices(name, FORMATS)}; your own: {FORM}"
+                f"--format {name}: {describe_choices(name, FORMATS)}; your own: {FORM}"
             ) from None
         except ValueError as error:
             raise DumpError(f"--format {name} {error}") from error
@@ -225,19 +243,6 @@ def to_dump_error(error: OSError, path: Path) -> DumpError:
             ExitCode.SERVICE_GONE,
         )
     return DumpError(f"{path} cannot be written ({reason}): choose another --out")
-
-
-def _choices(wrong: str, known: Iterable[str]) -> str:
-    hint = suggest(wrong, known, "did you mean {}? ")
-    return f"{hint}choose one of {', '.join(known)}"
-
-
-def _steps(text: str) -> range:
-    match = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip())
-    first, last = (int(part or match[1]) for part in match.groups()) if match else (1, 0)
-    if last < first:
-        raise DumpError(f"--step {text}: give a step (5) or a range of them (3-7)")
-    return range(first, last + 1)
 
 
 def _summary(

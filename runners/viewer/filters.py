@@ -7,12 +7,12 @@ error that names the known ones; nothing that a user wrote becomes a part of an 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from conf.errors import AgentrlError, ExitCode
-from conf.suggestions import suggest
+from runners.export.filter_texts import check_min_reward, choose, describe_choices, parse_steps
 from runners.store.json_text import clean_text
 from runners.trajectory.outcome import MEANING, OutcomeClass, OutcomeCode
 
@@ -69,8 +69,7 @@ class RolloutQuery:
     """An outcome's code (``policy.finished``) or class (``policy``)."""
     kind: str | None = None
     """A key of ``KINDS``."""
-    steps: tuple[int, int] | None = None
-    """First and last step."""
+    steps: range | None = None
     group: int | None = None
     min_reward: float | None = None
     search: str = ""
@@ -93,7 +92,7 @@ class RolloutQuery:
             values |= {"outcome": self.outcome, "outcome_class": f"{self.outcome}.*"}
         if self.steps is not None:
             parts.append("step BETWEEN :first AND :last")
-            values |= {"first": self.steps[0], "last": self.steps[1]}
+            values |= {"first": self.steps[0], "last": self.steps[-1]}
         if self.group is not None:
             parts.append("group_index = :group")
             values["group"] = self.group
@@ -117,13 +116,21 @@ def parse_query(given: Mapping[str, str | Iterable[str] | None]) -> RolloutQuery
         texts = tuple([raw] if isinstance(raw, str) else raw or ())
         texts = tuple(clean_text(text).replace("\0", " ") for text in texts if text)
         if name not in _PARSERS:
-            raise ViewError(f"{name}: {_known(name, _PARSERS)}")
+            raise ViewError(f"{name}: {describe_choices(name, _PARSERS)}")
         if any(len(text) > _TEXT_LENGTH for text in texts):
             raise ViewError(f"{name} has more than {_TEXT_LENGTH} characters")
         if texts:
             field, parse = _PARSERS[name]
-            values[field] = parse(name, texts)
+            parsed = tuple(_parse(name, text, parse) for text in texts)
+            values[field] = parsed if field in _SEVERAL else parsed[-1]
     return RolloutQuery(**values)
+
+
+def _parse(name: str, text: str, parse: Callable[[str], Any]) -> Any:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ViewError(f"{name} {text}: {error}") from None
 
 
 def _escape(task: str) -> str:
@@ -131,63 +138,39 @@ def _escape(task: str) -> str:
     return task.replace("[", "[[]")
 
 
-def _known(wrong: str, known: Iterable[str]) -> str:
-    hint = suggest(wrong, known, "did you mean {}? ")
-    return f"{hint}choose one of {', '.join(known)}"
+def _parse_outcome(text: str) -> str:
+    return choose(text, [*map(str, OutcomeClass), *map(str, OutcomeCode)])
 
 
-def _choose(name: str, text: str, known: Iterable[str]) -> str:
-    if text not in known:
-        raise ViewError(f"{name} {text}: {_known(text, known)}")
+def _parse_sort(text: str) -> str:
+    choose(text.removeprefix("-"), SORTS)
     return text
 
 
-def _parse_only(name: str, texts: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(_choose(name, text, ONLY) for text in texts)
-
-
-def _parse_kind(name: str, texts: tuple[str, ...]) -> str:
-    return _choose(name, texts[-1], KINDS)
-
-
-def _parse_outcome(name: str, texts: tuple[str, ...]) -> str:
-    return _choose(name, texts[-1], [*map(str, OutcomeClass), *map(str, OutcomeCode)])
-
-
-def _parse_sort(name: str, texts: tuple[str, ...]) -> str:
-    _choose(name, texts[-1].removeprefix("-"), SORTS)
-    return texts[-1]
-
-
-def _parse_steps(name: str, texts: tuple[str, ...]) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", texts[-1].strip(), re.ASCII)
-    first, last = (int(part or match[1]) for part in match.groups()) if match else (1, 0)
-    if last < first:
-        raise ViewError(f"{name} {texts[-1]}: give a step (5) or a range of them (3-7)")
-    return first, last
-
-
-def _parse_number(name: str, texts: tuple[str, ...]) -> float:
+def _parse_min_reward(text: str) -> float:
     try:
-        return float(texts[-1])
+        return check_min_reward(float(text))
     except ValueError:
-        raise ViewError(f"{name} {texts[-1]}: give a number") from None
+        raise ValueError("give a number") from None
 
 
-def _parse_group(name: str, texts: tuple[str, ...]) -> int:
-    if re.fullmatch(r"\d{1,9}", texts[-1], re.ASCII) is None:
-        raise ViewError(f"{name} {texts[-1]}: give the number of a group")
-    return int(texts[-1])
+def _parse_group(text: str) -> int:
+    if re.fullmatch(r"\d{1,9}", text, re.ASCII) is None:
+        raise ValueError("give the number of a group")
+    return int(text)
 
 
-_PARSERS = {
-    "only": ("only", _parse_only),
-    "task": ("task", lambda _, texts: texts),
+_PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "only": ("only", lambda text: choose(text, ONLY)),
+    "task": ("task", str),
     "outcome": ("outcome", _parse_outcome),
-    "kind": ("kind", _parse_kind),
-    "step": ("steps", _parse_steps),
+    "kind": ("kind", lambda text: choose(text, KINDS)),
+    "step": ("steps", parse_steps),
     "group": ("group", _parse_group),
-    "min_reward": ("min_reward", _parse_number),
-    "search": ("search", lambda _, texts: texts[-1]),
+    "min_reward": ("min_reward", _parse_min_reward),
+    "search": ("search", str),
     "sort": ("sort", _parse_sort),
 }
+"""The field of a query that a name sets, and the parser of one text; raises ValueError."""
+_SEVERAL = ("only", "task")
+"""Fields of several texts; of the others the last text counts."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from runners.export.contract import Decode, ExportedRollout
+from runners.export.contract import ExportedRollout
 from runners.export.dump import describe_run, read_rollout
 from runners.store.run_store import RunStore
 from runners.trajectory.record import RolloutRecord
@@ -26,9 +26,7 @@ class ViewedRollout:
         return self.exported.record
 
 
-def open_rollout(
-    store: RunStore, rollout_id: str, attempt: int | None = None, decode: Decode | None = None
-) -> ViewedRollout:
+def open_rollout(store: RunStore, rollout_id: str, attempt: int | None = None) -> ViewedRollout:
     """Return a rollout's attempt, by default the one that counts, else the last; raises ViewError
     if there is none, and ChainError if its turns contradict each other.
     """
@@ -45,7 +43,7 @@ def open_rollout(
         )
     record = next((each for each in wanted if each.counts), wanted[-1])
     return ViewedRollout(
-        read_rollout(store, record, describe_run(store, decode)),
+        read_rollout(store, record, describe_run(store, None)),
         [
             {
                 "attempt": each.attempt,

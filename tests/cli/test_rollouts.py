@@ -67,7 +67,10 @@ def test_filters_select_and_json_has_all_of_it(agentrl: Agentrl, run_dir: Path) 
         (("--outcome", "polcy"), "did you mean policy?"),
         (("no-such",), "there is no rollout no-such"),
         (("train-000001-00-00", "--chain", "7"), "has 1 branches"),
-        (("train-000001-00-00", "--only", "eval"), "filters are of the list"),
+        (("train-000001-00-00", "--only", "eval"), "filters and pages are of the list"),
+        (("train-000001-00-00", "--offset", "1"), "filters and pages are of the list"),
+        (("--full",), "--chain and --full are of one rollout"),
+        (("train-000001-00-00", "--chain", "0", "--json"), "--json has every branch"),
     ],
 )
 def test_what_does_not_exist_is_an_error(

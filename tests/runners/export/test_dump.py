@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tracemalloc
 import weakref
 from collections.abc import Callable
@@ -186,6 +187,8 @@ def test_filters_are_parsed() -> None:
         (lambda: parse_filter("x"), "choose one of train, eval"),
         (lambda: parse_filter(None, "7-3"), "--step 7-3: give a step"),
         (lambda: parse_filter(None, "last"), "--step last: give a step"),
+        (lambda: parse_filter(None, "9" * 5000), "give a step"),
+        (lambda: parse_filter(min_reward=math.nan), "--min-reward nan: give a number"),
         (lambda: parse_formats("jsonl,parket"), "--format parket: did you mean parquet?"),
         (lambda: parse_formats(""), "choose one of jsonl, atif, parquet, slime, sft, html, png"),
     ],
