@@ -74,6 +74,10 @@ def convert_config(content: object) -> Architecture:
     """Return the architecture of a parsed ``config.json``; raises CheckpointConfigError."""
     if not isinstance(content, dict):
         raise CheckpointConfigError("it does not hold a JSON object")
+    for place in (content, content.get("text_config") or {}):
+        for key in ("text_config", "rope_parameters", "rope_scaling"):
+            if isinstance(place, dict) and not isinstance(place.get(key) or {}, dict):
+                raise CheckpointConfigError(f"{key} does not hold a JSON object")
     text = content.get("text_config") or content
     if "num_hidden_layers" not in text:
         raise CheckpointConfigError("it has no num_hidden_layers: is it the file of a model?")
@@ -91,6 +95,8 @@ def convert_config(content: object) -> Architecture:
         raise CheckpointConfigError(f"it has no {error.args[0]}") from error
     except (TypeError, ValueError) as error:
         raise CheckpointConfigError(f"a value has the wrong type: {error}") from error
+    except ArithmeticError as error:  # 0 heads, an infinite size
+        raise CheckpointConfigError(f"a value is impossible: {error}") from error
     if config.faults:
         raise CheckpointConfigError("; ".join(config.faults))
     return found

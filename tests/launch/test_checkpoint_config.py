@@ -153,6 +153,23 @@ def test_what_slime_cannot_train_is_refused(
         convert_config(PUBLISHED[kind] | change)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_attention_heads": 0, "head_dim": None}, "a value is impossible"),
+        ({"num_hidden_layers": float("inf")}, "a value is impossible"),
+        ({"text_config": ["num_hidden_layers"]}, "text_config does not hold"),
+        ({"rope_scaling": "yarn"}, "rope_scaling does not hold"),
+        ({"text_config": PUBLISHED["qwen3_8b"] | {"rope_parameters": [1]}}, "rope_parameters does"),
+    ],
+)
+def test_a_config_json_with_an_impossible_value_is_a_clear_error(
+    change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(CheckpointConfigError, match=message):
+        convert_config(PUBLISHED["qwen3_8b"] | change)
+
+
 def test_a_model_within_one_that_slime_does_not_know_is_refused() -> None:
     with pytest.raises(CheckpointConfigError, match="model_type=kimi_k25 is none"):
         convert_config({"model_type": "kimi_k25", "text_config": PUBLISHED["qwen3_8b"]})
