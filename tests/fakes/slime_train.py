@@ -112,11 +112,12 @@ def train(args: Namespace) -> None:
         make_train_data(args, groups, rewards)
         print(f"step {rollout_id}: trained", flush=True)
         served.engine.weight_version = str(rollout_id - first + 2)  # 1: those it began with
-        if (rollout_id + 1) % args.save_interval == 0:
+        last = rollout_id == args.num_rollout - 1
+        if (rollout_id + 1) % args.save_interval == 0 or last:
             (Path(args.save) / MARKER).write_text(str(rollout_id))
             source.save(rollout_id)
-        last = rollout_id == args.num_rollout - 1
-        if evaluate is not None and ((rollout_id + 1) % args.eval_interval == 0 or last):
+        # Not after the last one, as in slime: it passes no num_rollout here.
+        if evaluate is not None and (rollout_id + 1) % args.eval_interval == 0:
             evaluate(args, rollout_id, source, evaluation=True)
 
 
