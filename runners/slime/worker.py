@@ -279,30 +279,37 @@ class SlimeRolloutWorker:
 
     async def _to_samples(self, base: Any, record: RolloutRecord, *, is_trained: bool) -> list[Any]:
         """Return the samples of a training rollout; one without weight if it cannot be built."""
-        config = self._sample_config
-        try:
-            stored = load_rollout(self._store, config.shape, record)
-            self._recorder.keep_loaded(stored)
-            # On a thread: the routing of a long rollout has 10⁸ ids, and other rollouts go on.
-            samples: list[Any] = await asyncio.to_thread(
-                to_slime_samples, base, stored, config, evaluation=False
-            )
-            self._routing.add(samples)
-        except Exception as error:  # a failed rollout is data
-            if isinstance(error, RoutingError):
-                if config.stops_at_bad_routing:
-                    raise
-                self._routing.refused += 1
-            text = f"{type(error).__name__}: {error_text(error)}"
-            _log.error("rollout %s has no samples: %s", record.rollout_id, text)
-            self._store.event("unbuilt", {"rollout_id": record.rollout_id, "error": text})
-            samples = [placeholder(base, record, self._sample_config)]
+        samples = await self._convert(base, record, evaluation=False)
         for sample in samples:
             fault = sample.metadata[KEY].get("routing", {}).get("fault")
             if fault is not None:
                 found = {"rollout_id": record.rollout_id, "reason": fault}
                 self._store.event(ROUTING_REFUSED, found)
             sample.remove_sample = sample.remove_sample or not is_trained
+        return samples
+
+    async def _convert(self, base: Any, record: RolloutRecord, *, evaluation: bool) -> list[Any]:
+        """Return the samples of a rollout, or its placeholder if they cannot be built."""
+        config = self._sample_config
+        try:
+            stored = load_rollout(self._store, config.shape, record)
+            if not evaluation:
+                self._recorder.keep_loaded(stored)
+            # On a thread: the routing of a long rollout has 10⁸ ids, and other rollouts go on.
+            samples: list[Any] = await asyncio.to_thread(
+                to_slime_samples, base, stored, config, evaluation=evaluation
+            )
+            if not evaluation:
+                self._routing.add(samples)
+        except Exception as error:  # a failed rollout is data
+            if isinstance(error, RoutingError):
+                if config.stops_at_bad_routing:
+                    raise
+                self._routing.refused += not evaluation
+            text = f"{type(error).__name__}: {error_text(error)}"
+            _log.error("rollout %s has no samples: %s", record.rollout_id, text)
+            self._store.event("unbuilt", {"rollout_id": record.rollout_id, "error": text})
+            samples = [placeholder(base, record, config)]
         return samples
 
     async def evaluate(self, sample_class: Any, slime_rollout: int) -> dict[str, dict[str, Any]]:
@@ -335,8 +342,7 @@ class SlimeRolloutWorker:
         samples = []
         for index, record in enumerate(sorted(graded, key=lambda record: record.group)):
             base = sample_class(index=index, group_index=record.group, prompt="")
-            stored = load_rollout(self._store, self._sample_config.shape, record)
-            samples += to_slime_samples(base, stored, self._sample_config, evaluation=True)
+            samples += await self._convert(base, record, evaluation=True)
         truncated = type(samples[0].status)("truncated")
         return {
             "held_out": {

@@ -13,7 +13,7 @@ import hashlib
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,7 @@ FORM = 2
 BATCH = 200
 """Documents of a transaction."""
 BUSY_S = 10
+_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _COLUMNS = ", ".join(FIELDS)
 _TABLES = f"""
 CREATE TABLE doc (docid INTEGER PRIMARY KEY, session_id TEXT NOT NULL, turn INTEGER) STRICT;
@@ -88,10 +89,15 @@ class SearchIndex:
     def _open(self, run_id: str) -> sqlite3.Connection:
         """Return a connection to the index of a run; of another one, or damaged: an empty index."""
         with self._lock():
-            with suppress(sqlite3.DatabaseError):
+            db = None
+            try:
                 db = self._connect()
                 if db.execute("SELECT run FROM progress").fetchone() == (run_id,):
                     return db
+            except sqlite3.DatabaseError as error:
+                if error.sqlite_errorcode in _BUSY:
+                    raise  # whole, and in use
+            if db is not None:
                 db.close()
             for end in ("", "-wal", "-shm"):
                 Path(f"{self.path}{end}").unlink(missing_ok=True)

@@ -153,7 +153,7 @@ class ViewServer:
                 self._search = ""
             except _Stopped:
                 return
-            except AgentrlError as error:
+            except Exception as error:  # the page works without search
                 self._search = f"no search: {error_text(error)}"
             await asyncio.sleep(INDEX_S)
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -112,6 +114,22 @@ def test_a_damaged_index_is_made_anew(run_dir: Path) -> None:
     index = SearchIndex(run_dir)
     index.update()
     index.path.write_bytes(b"nothing of a database" * 100)
+    assert index.update().done == 18
+
+
+def test_an_index_that_another_program_holds_is_kept(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = SearchIndex(run_dir)
+    index.update()
+    monkeypatch.setattr("runners.viewer.search_index.BUSY_S", 0.01)
+    with closing(sqlite3.connect(index.path, isolation_level=None)) as other:
+        other.execute("PRAGMA locking_mode = EXCLUSIVE")
+        other.execute("BEGIN EXCLUSIVE")
+        before = index.path.stat().st_ino
+        with pytest.raises(ViewError, match="locked"):
+            index.update()
+        assert index.path.stat().st_ino == before
     assert index.update().done == 18
 
 
