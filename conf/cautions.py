@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from conf.schema import Config
 from conf.sections.task import VerdictRewardConfig, sum_penalties
-from conf.sections.training import LocalTrainerConfig, TrainerConfig
+from conf.sections.training import LocalTrainerConfig, SlimeTrainerConfig, TrainerConfig
 
 
 def find_cautions(config: Config) -> Iterator[str]:
@@ -16,6 +16,13 @@ def find_cautions(config: Config) -> Iterator[str]:
     trainer = config.trainer
     if isinstance(trainer, LocalTrainerConfig) and trainer.credit == "turn":
         yield from _judge_turn_credit(config, trainer)
+    every, steps = config.run.eval_every, config.run.steps
+    if isinstance(trainer, SlimeTrainerConfig) and every and steps % every:
+        yield (
+            f"slime evaluates after every run.eval_every={every} steps alone, so not after the last "
+            f"of run.steps={steps}; choose a divisor of it, or run.eval_every=0: after the last "
+            "step only"
+        )
     updates = _count_updates(trainer)
     recomputes = config.routing_replay.kind == "recompute"
     if recomputes and updates == 1 and isinstance(trainer, LocalTrainerConfig):

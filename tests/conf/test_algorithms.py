@@ -15,6 +15,7 @@ SLIME = [
     *("trainer=slime", "model=qwen3_30b_a3b", "model.path=weights", "launch=ssh"),
     *("launch.shared_dir=/shared", "launch.hosts_file=hosts", "task=jsonl", "task.path=t.jsonl"),
 ]
+EVALUATIONS = ["run.eval_tasks=16", "run.eval_every=4"]
 
 
 def faults(*lines: str) -> list[str]:
@@ -235,6 +236,10 @@ def test_of_a_stored_configuration_only_what_is_changed_is_judged() -> None:
         (["routing_replay=recompute", "trainer.epochs=2"], None),
         (["routing_replay=recompute"], "it costs a forward pass and changes nothing"),
         (["trainer.loss=reinforce", "trainer.epochs=3", "run.steps=0"], None),
+        ([*SLIME, *EVALUATIONS, "run.steps=10"], "not after the last of run.steps=10"),
+        ([*SLIME, *EVALUATIONS, "run.steps=8"], None),
+        ([*SLIME, "run.steps=10", "run.eval_tasks=16"], None),
+        (["run.steps=10", "run.eval_every=4"], None),
     ],
 )
 def test_a_legal_combination_that_is_seldom_meant_is_warned_of(
