@@ -20,8 +20,8 @@ def find_cautions(config: Config) -> Iterator[str]:
     if isinstance(trainer, SlimeTrainerConfig) and every and steps % every:
         yield (
             f"slime evaluates after every run.eval_every={every} steps alone, so not after the "
-            f"last of run.steps={steps}; choose a divisor of it, or run.eval_every=0: after the last "
-            "step only"
+            f"last of run.steps={steps}; choose a divisor of it, or run.eval_every=0: after the "
+            "last step only"
         )
     updates = _count_updates(trainer)
     recomputes = config.routing_replay.kind == "recompute"
