@@ -89,8 +89,6 @@ class Continuation:
 
     path: str
     body: bytes
-    text: str
-    """As latin-1."""
     start: int
     """See ``KnownBody.start``."""
     known: KnownBody | None = None
@@ -136,26 +134,24 @@ class KnownBodies:
 
         ``name``: the member that holds the conversation. Raises ValueError if there is none.
         """
-        text = body.decode("latin-1")
         best: Continuation | None = None
         start: int | None = None
         for known in self._bodies:
             if known.path != path:
                 continue
-            here = np.frombuffer(body, np.uint8)
-            shared = common_prefix_length(known.view(), here)
-            same_head = shared >= known.start
-            if same_head:
-                found = _compare(known, known.start, shared - known.start, body, text)
+            shared = _count_shared(known, body)
+            if shared >= known.start:
+                found = _compare(known, known.start, shared - known.start, body)
             else:
-                start = find_list(text, name) if start is None else start
-                shared = common_prefix_length(known.view(known.start), here[start:])
-                found = replace(_compare(known, start, shared, body, text), same_head=False)
+                start = find_list(body.decode("latin-1"), name) if start is None else start
+                here = np.frombuffer(body, np.uint8)[start:]
+                shared = common_prefix_length(known.view(known.start), here)
+                found = replace(_compare(known, start, shared, body), same_head=False)
             if best is None or found.items > best.items:
                 best = found
             if found.is_same:
                 break
-        return best or Continuation(path, body, text, find_list(text, name))
+        return best or Continuation(path, body, find_list(body.decode("latin-1"), name))
 
     def add(self, read: KnownBody, found: Continuation) -> None:
         """Keep a body instead of the one that it continues, ``found.known``."""
@@ -169,11 +165,20 @@ class KnownBodies:
             self._bodies.append(each)
 
 
-def _compare(known: KnownBody, start: int, shared: int, body: bytes, text: str) -> Continuation:
+def _count_shared(known: KnownBody, body: bytes) -> int:
+    """Return how many leading bytes a body shares with a known one; those from the bracket on that
+    closes the known conversation may be left out, since no item ends behind it.
+    """
+    if body.startswith(known.body[: known.close]):  # as nearly always, and by memcmp
+        return known.close
+    return common_prefix_length(known.view(), np.frombuffer(body, np.uint8))
+
+
+def _compare(known: KnownBody, start: int, shared: int, body: bytes) -> Continuation:
     """Return a body whose conversation begins at ``start`` with ``shared`` known bytes."""
     items = bisect_right(known.marks, shared, key=lambda mark: mark.end)
     same_tail = body.endswith(known.body[known.close :])
-    return Continuation(known.path, body, text, start, known, items, True, same_tail)
+    return Continuation(known.path, body, start, known, items, True, same_tail)
 
 
 def read_continuation(
@@ -186,7 +191,9 @@ def read_continuation(
     """
     known, mark, body = found.known, found.mark, found.body
     at = found.start + mark.end
-    ends, close = find_items(found.text, at, after_item=found.items > 0)
+    rest = body[at:].decode("latin-1")
+    ends, close = find_items(rest, 0, after_item=found.items > 0)
+    ends, close = [at + end for end in ends], at + close
     begin = body.index(b",", at) + 1 if ends and found.items else at
     new = body[begin:close]
     if (
@@ -201,6 +208,8 @@ def read_continuation(
     elif not ends and found.items:  # a list may not be empty: the last item is read again
         return read_continuation(dialect, replace(found, items=found.items - 1), headers)
     else:
+        if has_member(rest, close - at + 1, dialect.conversation):
+            raise ValueError("the conversation comes twice")
         envelope, items = _read_envelope(dialect, found, close, new)
     if len(items) != len(ends):
         raise ValueError("the items are not those that were found")
@@ -222,8 +231,6 @@ def _read_envelope(
 ) -> tuple[Envelope, list[Any]]:
     """Read a body with its ``new`` items only; return it without them, and them."""
     name, body = dialect.conversation, found.body
-    if has_member(found.text, close + 1, name):
-        raise ValueError("the conversation comes twice")
     head, tail = body[: found.start], body[close:]
     read = dialect.body.model_validate_json(head + new + tail)
     bare = read.model_copy(update={name: []})
