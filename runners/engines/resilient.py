@@ -193,15 +193,15 @@ class ResilientEngine:
 
     async def _interrupt(self, abort: Callable[[str], Awaitable[None]]) -> None:
         """Ask the engine for what it has sampled of each attempt, for at most ``INTERRUPT_S``."""
-        clock = asyncio.get_running_loop().time
-        ends = clock() + INTERRUPT_S
-        while self._running and clock() < ends:
-            for attempt in self._running:
-                attempt.interrupted = True
-            await asyncio.gather(*(abort(attempt.rid) for attempt in self._running))
-            with suppress(TimeoutError):
-                async with asyncio.timeout(min(INTERRUPT_AGAIN_S, max(0.0, ends - clock()))):
-                    await self._idle.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(INTERRUPT_S):  # also of an engine that hears no abort
+                while self._running:
+                    for attempt in self._running:
+                        attempt.interrupted = True
+                    await asyncio.gather(*(abort(attempt.rid) for attempt in self._running))
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(INTERRUPT_AGAIN_S):
+                            await self._idle.wait()
 
     def resume(self) -> None:
         """Start attempts again, in the order in which they waited."""

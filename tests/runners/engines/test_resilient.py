@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -56,6 +57,7 @@ class Bench:
         rate: float | None = None,
         most: int = 100,
         continue_aborted: bool = False,
+        abort: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
         self.inner = ScriptedEngine(TOKENIZER)
         self.inner.always = DONE
@@ -68,7 +70,7 @@ class Bench:
             deadline_s=deadline_s,
             bucket=TokenBucket(rate),
             admission=self.admission,
-            abort=self.client.abort,
+            abort=abort or self.client.abort,
             continue_aborted=continue_aborted,
         )
         self.counters = EngineCallCounters()
@@ -514,6 +516,21 @@ async def test_a_generation_whose_client_leaves_while_it_is_kept_leaves_nothing(
     await asyncio.wait([call])
     bench.engine.resume()
     assert bench.admission.in_flight == bench.inner.running == 0
+
+
+@in_virtual_time
+async def test_an_engine_that_hears_no_abort_holds_a_pause_for_a_bounded_time() -> None:
+    async def hang(rid: str) -> None:
+        await asyncio.sleep(3600)
+
+    bench = Bench(tokens(5, 6, delay_s=50.0), abort=hang)
+    call = bench.start()
+    await asyncio.sleep(1)
+    began = now()
+    assert await bench.engine.pause(0, keep=True) == PauseResult(finished=0, aborted=1)
+    assert now() - began == INTERRUPT_S
+    call.cancel()
+    await asyncio.wait([call])
 
 
 @dataclass(frozen=True)
