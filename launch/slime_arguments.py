@@ -15,7 +15,11 @@ GENERATE = "runners.slime.entry_points.generate_rollout"
 DATA_SOURCE = "runners.slime.data_source.RunDataSource"
 REWARDS = "runners.slime.entry_points.post_process_rewards"
 EVALUATE = "runners.slime.entry_points.evaluate"
-"""The functions of agentrl that slime calls."""
+INSTALL = "runners.slime.megatron.hooks.install"
+BEGIN_UPDATE = "runners.slime.megatron.hooks.begin_update"
+TRUNCATE = "runners.slime.megatron.hooks.truncate_ratios"
+LOSS = "runners.slime.megatron.hooks.policy_loss"
+"""The functions of agentrl that slime calls, the last four in its training processes."""
 IMPOSSIBLE = {
     "--colocate": "follows from trainer.rollout_nodes=0",
     "--log-passrate": "counts samples, and a rollout has several: agentrl's metrics have the rates",
@@ -118,6 +122,7 @@ def _rollouts(job: ClusterJob, topology: Topology) -> Arguments:
         "--rollout-function-path": (GENERATE,),
         "--data-source-path": (DATA_SOURCE,),
         "--custom-reward-post-process-path": (REWARDS,),
+        "--custom-megatron-init-path": (INSTALL,),
         "--num-rollout": (str(config.run.steps),),
         "--rollout-batch-size": (str(config.run.tasks_per_step),),
         "--n-samples-per-prompt": (str(config.run.rollouts_per_task),),
@@ -191,9 +196,15 @@ def _algorithm(job: ClusterJob) -> Arguments:
             "--use-tis": (),
             "--tis-clip": (f"{bounds.cap:g}",),
             "--tis-clip-low": (f"{bounds.floor:g}",),
+            "--custom-tis-function-path": (TRUNCATE,),
         }
     else:  # without a correction the ratio is that to the engine's logprobs
-        arguments["--use-rollout-logprobs"] = ()
+        arguments |= {
+            "--use-rollout-logprobs": (),
+            "--loss-type": ("custom_loss",),
+            "--custom-loss-function-path": (LOSS,),
+            "--custom-megatron-before-train-step-hook-path": (BEGIN_UPDATE,),
+        }
     return arguments
 
 

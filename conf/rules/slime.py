@@ -134,10 +134,9 @@ def slime_step_rules(
         return
     if isinstance(routing, RoutingRolloutConfig):
         yield (
-            routing.shadow_every > 0 or routing.alarm_disagreement < 1,
-            "routing_replay.shadow_every and routing_replay.alarm_disagreement are checks of "
-            "trainer=local, and with trainer=slime Megatron replays without them: set "
-            "routing_replay.shadow_every=0 and routing_replay.alarm_disagreement=1",
+            routing.shadow_every > 0,
+            f"routing_replay.shadow_every={routing.shadow_every} is a forward pass without replay, "
+            "which trainer=slime cannot make: set routing_replay.shadow_every=0",
         )
     yield (
         not isinstance(engine, EmbeddedEngineConfig),

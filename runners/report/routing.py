@@ -142,9 +142,9 @@ def _charts(facts: ReportData) -> list[Element]:
 def _alarms(facts: ReportData) -> Element:
     """Return the findings of the self-check, which name layer and sample."""
     found: list[Child] = [
-        make("li", make("code", str(event.data.get("rollout_id"))), f" {event.data.get('reason')}")
+        make("li", make("code", _name_culprit(event)), f" {event.data.get('reason')}")
         for event in facts.events
-        if event.kind == "routing_refused" or _is_alarm(event)
+        if event.kind in ("routing_refused", "routing_fault") or _is_alarm(event)
     ]
     status = facts.status
     # other exit codes concern services: a router that is gone says nothing about routing
@@ -155,6 +155,13 @@ def _alarms(facts: ReportData) -> Element:
     return make(
         "div", make("b", format_quantity(len(found), "alarm")), make("ul", *found), class_="alarms"
     )
+
+
+def _name_culprit(event: EventRow) -> str:
+    """Return the rollout that an alarm is about, or the step if it is about none alone."""
+    if event.kind == "routing_fault":
+        return f"step {event.data.get('step')}"
+    return str(event.data.get("rollout_id"))
 
 
 def _is_alarm(event: EventRow) -> bool:

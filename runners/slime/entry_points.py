@@ -18,12 +18,9 @@ row.
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from pathlib import Path
 from typing import Any
-
-VARIABLE = "AGENTRL_RUN_DIR"
 
 Samples = list[Any]
 """Of slime's ``Sample``."""
@@ -42,10 +39,11 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
     from slime.utils.types import Sample
 
     from runners.slime.loop import run_in_loop
+    from runners.slime.run_config import find_run_dir
     from runners.slime.worker import get_worker
 
     async def gather() -> tuple[list[list[Samples]], dict[str, float]]:
-        worker = await get_worker(args, run_dir(args), data_source.first_rollout)
+        worker = await get_worker(args, find_run_dir(args), data_source.first_rollout)
         return await worker.gather(Sample, rollout_id)
 
     samples, metrics = run_in_loop(gather())
@@ -62,13 +60,15 @@ def post_process_rewards(args: Any, samples: Samples) -> tuple[list[float], list
     _ensure_importable()
     from conf.sections.task import find_part_weights
     from runners.slime.rewards import compute_rewards
-    from runners.slime.worker import note_handed_over, read_config
+    from runners.slime.run_config import find_run_dir, read_config
+    from runners.slime.worker import note_handed_over
     from runners.training.estimators import make_estimator
 
-    config = read_config(run_dir(args))
+    run_dir = find_run_dir(args)
+    config = read_config(run_dir)
     estimator = make_estimator(config.trainer, find_part_weights(config.reward))
     rewards = compute_rewards(samples, estimator, min_group=config.trainer.min_group)
-    note_handed_over(run_dir(args))
+    note_handed_over(run_dir)
     return rewards
 
 
@@ -81,28 +81,14 @@ def evaluate(args: Any, rollout_id: int, data_source: Any, evaluation: bool = Tr
     from slime.utils.types import Sample
 
     from runners.slime.loop import run_in_loop
+    from runners.slime.run_config import find_run_dir
     from runners.slime.worker import get_worker
 
     async def measure() -> dict[str, dict[str, Any]]:
-        worker = await get_worker(args, run_dir(args), data_source.first_rollout)
+        worker = await get_worker(args, find_run_dir(args), data_source.first_rollout)
         return await worker.evaluate(Sample, rollout_id)
 
     return run_in_loop(measure())
-
-
-def run_dir(args: Any) -> Path:
-    """Return the run's directory; raises ConfigError if nothing names it."""
-    from conf.errors import ConfigError
-
-    named = getattr(args, "agentrl_run_dir", None) or os.environ.get(VARIABLE)
-    if not named:
-        raise ConfigError(
-            [
-                f"slime does not know the run's directory: set {VARIABLE} in the job's "
-                "environment, or agentrl_run_dir in the file of --custom-config-path"
-            ]
-        )
-    return Path(named)
 
 
 def _ensure_importable() -> None:

@@ -26,7 +26,8 @@ from runners.observe.remote_status import write_document
 from runners.observe.status import read_store_status
 from runners.processes.ledger import Ledger, reap
 from runners.slime.checkpoints import remove_old_checkpoints
-from runners.slime.worker import read_config
+from runners.slime.megatron.step_figures import move_figures
+from runners.slime.run_config import read_config
 from runners.store.run_state import State
 from runners.store.run_store import STORE_FILE, RunStore
 from runners.store.status_file import STATUS_FILE, read_status_file
@@ -77,10 +78,12 @@ def end(run_dir: Path, code: int) -> None:
         state = store.state()
         if state.state is not State.RUNNING:
             store.set_state(State.RUNNING, **state.info)
+        fault = move_figures(store)  # training writes it and ends: nobody has read it yet
+        message = f"training ended with exit code {code}: see logs/job.log" if code else ""
         store.set_state(
             State.FAILED if code else State.DONE,
             exit_code=int(ExitCode.FAILURE_BUDGET if code else ExitCode.DONE),
-            message=f"training ended with exit code {code}: see logs/job.log" if code else "",
+            message=f"routing replay: {fault}" if fault else message,
             wall_s=state.spent_s,
         )
         asyncio.run(reap(Ledger(store)))

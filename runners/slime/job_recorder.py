@@ -26,6 +26,7 @@ from runners.observe.remote_status import write_document
 from runners.observe.status import read_store_status
 from runners.slime.batches import GatheredBatch
 from runners.slime.checkpoints import remove_old_checkpoints
+from runners.slime.megatron.step_figures import drop_figures, move_figures
 from runners.slime.resumption import rewind_job
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
@@ -65,6 +66,7 @@ class JobRecorder:
         """
         self._store.set_state(State.RUNNING, wall_s=self._before_s)
         rewind_job(self._config, self._store, done)
+        drop_figures(self._store.run_dir, done)
         self._store.replace_config(self._config.model_dump(mode="json"))
         self._metrics.rewrite(metrics_rows(self._store))
         self._publish()
@@ -74,6 +76,8 @@ class JobRecorder:
         while True:
             try:
                 self._store.heartbeat()
+                if move_figures(self._store) is not None:
+                    self._metrics.rewrite(metrics_rows(self._store))
                 self._publish()
             except AgentrlError as error:  # a rollout that cannot be stored ends the job
                 _log.error("no heartbeat: %s", error)

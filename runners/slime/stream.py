@@ -11,7 +11,7 @@ the store before it is acted on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
 from conf.schema import Config
@@ -95,18 +95,22 @@ class StreamBatches:
 
     def _read(self, batch: Batch) -> GatheredBatch:
         """Return the rollouts of a batch, and of the groups that were replaced meanwhile."""
-        groups = {number: self._read_group(number) for number in batch.groups}
-        left_out = [self._read_group(number) for number in self._schedule.left_out]
-        members = [record for group in groups.values() for record in group]
+        groups = self._read_groups(batch.groups)
+        members = [record for group in groups for record in group]
         return GatheredBatch(
             self._schedule.step_of(batch),
-            list(groups.values()),
-            left_out,
+            groups,
+            self._read_groups(self._schedule.left_out),
             frozenset(StepGroups(self._config, members).replaceable),
             tuple(age + 1 for age in batch.staleness) if batch.number > 1 else batch.staleness,
         )
 
-    def _read_group(self, group: int) -> Group:
-        step, number = self._schedule.place_of(group)
-        found = self._store.rollouts(step=step, split="train", counts=True)
-        return [record for record in found if record.group == number]
+    def _read_groups(self, groups: Iterable[int]) -> list[Group]:
+        """Return the rollouts of each group; those of a step are read at once."""
+        places = [self._schedule.place_of(group) for group in groups]
+        found: dict[tuple[int, int], Group] = {place: [] for place in places}
+        for step in sorted({step for step, _ in places}):
+            for record in self._store.rollouts(step=step, split="train", counts=True):
+                if (step, record.group) in found:
+                    found[step, record.group].append(record)
+        return list(found.values())

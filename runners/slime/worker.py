@@ -14,12 +14,11 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import AsyncExitStack, suppress
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from conf.compose import from_json
-from conf.errors import AgentrlError, ConfigError, error_text
+from conf.errors import AgentrlError, error_text
 from conf.schema import Config
 from conf.sections.training import RoutingRolloutConfig
 from runners.campaign.group_runner import GroupRunner, note_final
@@ -30,7 +29,6 @@ from runners.diagnostics.stalls import seconds_since_turn, watch_stalls
 from runners.gateway.tokenizer import load_tokenizer
 from runners.observe.progress import Progress
 from runners.plugins.calls import PluginFailedError
-from runners.processes.service import ServiceError
 from runners.rollouts.pool import Pool
 from runners.runtime.dataset_check import check_datasets, note_datasets
 from runners.runtime.policy import find_captured_shape
@@ -40,7 +38,9 @@ from runners.slime.batches import Batches, GatheredBatch, StepBatches
 from runners.slime.job_recorder import JobRecorder, publish_gateway
 from runners.slime.rewards import KEY
 from runners.slime.routing_check import RoutingCheck
+from runners.slime.run_config import read_config
 from runners.slime.samples import SampleConfig, make_base_sample, placeholder, to_slime_samples
+from runners.slime.service_watch import ServiceWatch
 from runners.slime.stream import StreamBatches
 from runners.store.run_state import REMOTE_SILENCE_S
 from runners.store.run_store import STORE_FILE, RunStore
@@ -53,7 +53,6 @@ from runners.training.stored_rollout import load_rollout
 from runners.trajectory.record import RolloutRecord
 from runners.trajectory.routing import RoutingError
 
-CONFIG = "config.json"
 EXIT_DEADLINE_S = 10.0
 """At its exit the process waits so long for the end of what it started."""
 POLL_S = 2.0
@@ -96,17 +95,6 @@ async def close(run_dir: Path) -> None:
         await (await task).close()
 
 
-@cache
-def read_config(run_dir: Path) -> Config:
-    """Return the configuration in ``run_dir``; raises ConfigError."""
-    file = run_dir / CONFIG
-    try:
-        text = file.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError([f"{file} cannot be read: {error}"]) from error
-    return from_json(text, source=str(file))
-
-
 class SlimeRolloutWorker:
     """The running services of a run in slime's process; used on one event loop."""
 
@@ -125,13 +113,14 @@ class SlimeRolloutWorker:
         self._exits = AsyncExitStack()
         self._loop = asyncio.get_running_loop()
         self._pool: Pool
-        self._batches: Batches
+        self._batches: Batches | None = None
+        """Set once the services run."""
         self._held_out: list[Task] = []
         self._gathered: GatheredBatch | None = None
         """The batch that was gathered last."""
         self._routing = RoutingCheck()
         """Of that batch."""
-        self._service_error: ServiceError | None = None
+        self._services = ServiceWatch(store, self._end_groups)
 
     @classmethod
     async def start(cls, args: Any, run_dir: Path, first_rollout: int) -> SlimeRolloutWorker:
@@ -176,7 +165,7 @@ class SlimeRolloutWorker:
                     tokenizer=tokenizer,
                     version=0,
                     watch=watch,
-                    on_service_exit=worker._note_service_exit,
+                    on_service_exit=worker._services.note_exit,
                     # In each job slime counts from 1, the weights with which it starts.
                     version_offset=first_rollout - 1,
                 )
@@ -211,10 +200,14 @@ class SlimeRolloutWorker:
 
     async def close(self) -> None:
         """Stop everything; raises StoreError if the end could not be recorded."""
-        await self._batches.close()
+        await self._end_groups()
         async with self._exits:  # services are stopped even if the recorder fails
             await self._recorder.wait_until_finished()
             self._recorder.close()
+
+    async def _end_groups(self) -> None:
+        if self._batches is not None:
+            await self._batches.close()
 
     def _close_at_exit(self) -> None:
         """Stop everything as the process exits; whatever does not stop in time dies with it."""
@@ -229,7 +222,7 @@ class SlimeRolloutWorker:
             _log.warning("not everything was stopped before the process exited: %s", error)
 
     async def _cancel_and_close(self) -> None:
-        await self._batches.close()
+        await self._end_groups()
         ours = [task for task in asyncio.all_tasks() if task.get_name().startswith("rollout-")]
         for task in ours:
             task.cancel()  # each stores its record as cancelled
@@ -252,14 +245,13 @@ class SlimeRolloutWorker:
 
         Raises AgentrlError only if no further rollout could work.
         """
-        if self._service_error is not None:
-            raise self._service_error
         step, config = slime_rollout + 1, self._config
         # train_async.py begins without an evaluation. Nothing else runs yet.
         if step == 1 and config.run.overlap != "none" and evaluation_due(config, 0):
             await self.evaluate(sample_class, 0)
         self._recorder.begin_step(step)
-        batch = await self._batches.gather(step)
+        assert self._batches is not None
+        batch = await self._services.run(self._batches.gather(step))
         self._gathered, self._routing = batch, RoutingCheck()
         found = []
         for place, group in enumerate(batch.groups):
@@ -318,8 +310,6 @@ class SlimeRolloutWorker:
         slime evaluates before its rollout 0 and after others, under the same number. Raises
         ServiceError if a service that rollouts need has exited.
         """
-        if self._service_error is not None:
-            raise self._service_error
         # The number of an evaluation after rollout n is n: its rollouts have begun by then.
         step = slime_rollout + (self._recorder.newest_step > slime_rollout)
         specs = {
@@ -333,7 +323,7 @@ class SlimeRolloutWorker:
         ]
         for record in earlier:
             del specs[record.rollout_id]
-        records = earlier + await self._pool.run(list(specs.values()))
+        records = earlier + await self._services.run(self._pool.run(list(specs.values())))
         self._recorder.record_evaluation(step, records)
         graded = [record for record in records if record.reward is not None]
         if not graded:
@@ -355,10 +345,6 @@ class SlimeRolloutWorker:
 
     def _note_sampler_failure(self, step: int, error: PluginFailedError) -> None:
         self._store.event("sampler_failed", {"step": step, "reason": str(error)})
-
-    def _note_service_exit(self, error: ServiceError) -> None:
-        self._service_error = error
-        self._store.event("service_gone", {"message": str(error)})
 
 
 async def _open_store(config: Config, run_dir: Path) -> RunStore:

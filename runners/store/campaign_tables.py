@@ -156,6 +156,17 @@ class CampaignTables:
                 f"step {step} of {self.run_dir} cannot finish: it never began, or is finished"
             )
 
+    def add_metrics(self, step: int, metrics: Mapping[str, Any]) -> bool:
+        """Add figures that came after a step was finished; returns False if it is not."""
+        with self._db.write():
+            rows = self._db.rows(
+                "SELECT metrics FROM step WHERE step = ? AND finished_at IS NOT NULL", (step,)
+            )
+            for (known,) in rows:
+                whole = loads(known or "{}") | dict(metrics)
+                self._db.execute("UPDATE step SET metrics = ? WHERE step = ?", (dumps(whole), step))
+        return bool(rows)
+
     def rewind(self, step: int, lost: Iterable[str] | None = None) -> None:
         """Drop the steps after ``step`` and their evaluations: the trainer lost them and repeats
         them. ``lost``: sessions of training rollouts that no longer count; None: those after the

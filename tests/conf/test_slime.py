@@ -60,9 +60,9 @@ def faults(*lines: str) -> list[str]:
             "lower run.window",
         ),
         (
-            ["routing_replay=rollout", "routing_replay.alarm_disagreement=0.3"],
-            "routing_replay.alarm_disagreement",
-            "routing_replay.alarm_disagreement=1",
+            ["routing_replay=rollout", "routing_replay.shadow_every=5"],
+            "routing_replay.shadow_every=5 is a forward pass without replay",
+            "set routing_replay.shadow_every=0",
         ),
         (["engine.cache_tokens=9"], "engine.cache_tokens=9 does nothing", "leave it out"),
         (["engine=sglang", "engine.url=http://h:1"], "engine=sglang is not asked", "drop engine"),

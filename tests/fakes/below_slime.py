@@ -17,7 +17,13 @@ from unittest.mock import MagicMock
 
 ABSENT = (
     *("sglang", "sglang_router", "megatron", "wandb", "triton", "torchvision", "mbridge"),
-    *("slime.backends.sglang_utils", "ray.util", "ray.actor", "ray.exceptions"),
+    *(
+        "torch_memory_saver",
+        "slime.backends.sglang_utils",
+        "ray.util",
+        "ray.actor",
+        "ray.exceptions",
+    ),
 )
 """Packages that are replaced."""
 
@@ -95,7 +101,7 @@ def get(found: Any) -> Any:
 
 def install() -> None:
     """Make slime importable."""
-    ray: Any = ModuleType("ray")
+    ray: Any = _Anything("ray")
     ray.__path__ = []
     ray.remote, ray.get, ray.put = remote, get, lambda value, **_: value
     sys.modules["ray"] = ray

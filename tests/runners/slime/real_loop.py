@@ -28,8 +28,8 @@ from launch import flags
 from launch.plan import plan_job
 from launch.slime_arguments import train_script
 from runners.slime import worker
-from runners.slime.entry_points import VARIABLE
 from runners.slime.loop import run_in_loop
+from runners.slime.run_config import VARIABLE
 from runners.store.run_store import RunStore
 from runners.testing.completions import Completion
 from runners.testing.scripted_engine import ScriptedEngine

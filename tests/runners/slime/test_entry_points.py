@@ -23,11 +23,8 @@ from conf.errors import ConfigError
 from runners.rollouts.pool import BreakerOpen
 from runners.runtime.driver import Interrupted
 from runners.slime import worker
-from runners.slime.entry_points import (
-    VARIABLE,
-    post_process_rewards,
-    run_dir,
-)
+from runners.slime.entry_points import post_process_rewards
+from runners.slime.run_config import VARIABLE, find_run_dir
 from runners.store.store_error import StoreError
 from runners.testing.completions import Completion, routed
 from runners.testing.tiny_tokenizer import tiny_tokenizer
@@ -347,10 +344,10 @@ def test_the_run_directory_is_named_by_the_arguments_or_the_environment(
 ) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     with pytest.raises(ConfigError, match="agentrl_run_dir"):
-        run_dir(Namespace())
+        find_run_dir(Namespace())
     monkeypatch.setenv(VARIABLE, "/a")
-    assert run_dir(Namespace()) == Path("/a")
-    assert run_dir(Namespace(agentrl_run_dir="/b")) == Path("/b")
+    assert find_run_dir(Namespace()) == Path("/a")
+    assert find_run_dir(Namespace(agentrl_run_dir="/b")) == Path("/b")
 
 
 def test_entry_points_import_nothing_heavy_and_load_by_their_path(tmp_path: Path) -> None:
