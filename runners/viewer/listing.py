@@ -33,7 +33,7 @@ _HITS = """WITH hit AS MATERIALIZED (
     FROM search.words JOIN search.doc ON docid = words.rowid
     WHERE words MATCH :match GROUP BY session_id) """
 _SUMS = """SELECT count(*), count(reward), avg(reward), count(solved), coalesce(sum(solved), 0),
-coalesce(sum(sampled_tokens), 0), coalesce(sum(trained_tokens), 0) FROM rollout """
+coalesce(sum(sampled_tokens), 0), coalesce(sum(trained_tokens), 0) """
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,23 +52,43 @@ def list_rollouts(store: RunStore, query: RolloutQuery, offset: int, limit: int)
 
     A query with a search needs the index attached to the store. Raises ViewError.
     """
-    where, values = query.conditions()
-    hits, join, found = "", "", ""
-    if query.search:
-        values["match"] = match_expression(query.search)
-        if not values["match"]:
-            raise ViewError(f"search {query.search}: nothing in it is a word")
-        hits, join, found = _HITS, "JOIN hit USING (session_id) ", ", docid, hits"
+    hits, chosen, values = _choose(query)
+    found = ", docid, hits" if query.search else ""
     names = ("rollouts", "rewarded", "reward", "graded", "solved", "sampled", "trained")
-    sums = store.database.rows(f"{hits}{_SUMS}{join}WHERE {where}", values)[0]
+    sums = store.database.rows(f"{hits}{_SUMS}{chosen}", values)[0]
     rows = store.database.rows(
-        f"{hits}SELECT {_FIELDS}{found} FROM rollout {join}WHERE {where} "
+        f"{hits}SELECT {_FIELDS}{found} {chosen} "
         f"ORDER BY {query.order()} LIMIT :limit OFFSET :offset",
         values | {"limit": max(0, min(limit, PAGE)), "offset": max(0, offset)},
     )
     return Listing(
         [_read_row(store, row, query.search) for row in rows], dict(zip(names, sums, strict=True))
     )
+
+
+def find_place(store: RunStore, query: RolloutQuery, rollout_id: str) -> int | None:
+    """Return how many rollouts come before one in a query's list; None: it is not in it.
+
+    A query with a search needs the index attached to the store. Raises ViewError.
+    """
+    hits, chosen, values = _choose(query)
+    places = f"SELECT rollout_id, row_number() OVER (ORDER BY {query.order()}) AS place {chosen}"
+    found = store.database.rows(
+        f"{hits}SELECT place - 1 FROM ({places}) WHERE rollout_id = :rollout_id",
+        values | {"rollout_id": rollout_id},
+    )
+    return found[0][0] if found else None
+
+
+def _choose(query: RolloutQuery) -> tuple[str, str, dict[str, Any]]:
+    """Return the head of a statement, its FROM and WHERE, and its parameters; raises ViewError."""
+    where, values = query.conditions()
+    if not query.search:
+        return "", f"FROM rollout WHERE {where}", values
+    values["match"] = match_expression(query.search)
+    if not values["match"]:
+        raise ViewError(f"search {query.search}: nothing in it is a word")
+    return _HITS, f"FROM rollout JOIN hit USING (session_id) WHERE {where}", values
 
 
 def list_groups(store: RunStore) -> list[dict[str, Any]]:

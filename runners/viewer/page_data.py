@@ -48,7 +48,7 @@ class _Cutter:
             rest = f"{len(value) - limit:,} more characters: agentrl rollouts RUN ROLLOUT --full"
             return f"{value[:limit]}\n… {rest}"
         if isinstance(value, dict):
-            return {key: self.cut(inner) for key, inner in value.items()}
+            return {self.cut(key): self.cut(inner) for key, inner in value.items()}
         if isinstance(value, list | tuple):
             return [self.cut(inner) for inner in value]
         return value

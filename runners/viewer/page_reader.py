@@ -9,8 +9,8 @@ from typing import Any
 from runners.export.contract import Decode
 from runners.export.decoding import find_decode
 from runners.store.run_store import RunStore
-from runners.viewer.filters import ViewError, parse_query
-from runners.viewer.listing import list_choices, list_groups, list_rollouts
+from runners.viewer.filters import RolloutQuery, ViewError, parse_query
+from runners.viewer.listing import find_place, list_choices, list_groups, list_rollouts
 from runners.viewer.page_data import build_document, build_tokens
 from runners.viewer.rollout_view import ViewedRollout, open_rollout
 from runners.viewer.search_index import SearchIndex
@@ -54,14 +54,17 @@ class PageReader:
     def read_list(self, given: Given) -> dict[str, Any]:
         """Return a page of rollouts; raises ViewError."""
         names = {name: values for name, values in given.items() if name not in ("offset", "limit")}
-        query = parse_query(names)
-        if query.search and not self._searchable:
-            SearchIndex(self._run_dir).attach(self._store)
-            self._searchable = True
         listing = list_rollouts(
-            self._store, query, _number(given, "offset", 0), _number(given, "limit", 100)
+            self._store,
+            self._query(names),
+            _number(given, "offset", 0),
+            _number(given, "limit", 100),
         )
         return {"rows": listing.rows, "sums": listing.sums}
+
+    def read_place(self, rollout_id: str, given: Given) -> dict[str, Any]:
+        """Return a rollout's index in the list that a query selects; raises ViewError."""
+        return {"place": find_place(self._store, self._query(given), rollout_id)}
 
     def read_rollout(self, rollout_id: str, given: Given) -> dict[str, Any]:
         """Return one rollout without its tokens; raises ViewError."""
@@ -82,6 +85,13 @@ class PageReader:
     def close(self) -> None:
         """Close the store."""
         self._store.close()
+
+    def _query(self, given: Given) -> RolloutQuery:
+        query = parse_query(given)
+        if query.search and not self._searchable:
+            SearchIndex(self._run_dir).attach(self._store)
+            self._searchable = True
+        return query
 
     def _view(self, rollout_id: str, given: Given) -> ViewedRollout:
         attempt = _number(given, "attempt", None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 import os
 import secrets
 import threading
@@ -34,6 +35,10 @@ PORTS = range(8721, 8741)
 """Tried in order, so that an address stays the same from one start to the next."""
 INDEX_S = 2.0
 """Pause before the index is brought up to date again."""
+_QUIET = logging.Logger("view", logging.CRITICAL + 1)
+"""aiohttp would log a traceback of every request that is no HTTP: any program of this machine can
+send them, and the terminal is the user's.
+"""
 _HOSTS = frozenset({"127.0.0.1", "localhost", "[::1]"})
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -69,7 +74,9 @@ class ViewServer:
         """Open the run and listen; raises StoreError and ViewError."""
         token = await asyncio.to_thread(load_token)
         self._reader = await self._call(PageReader, self._run_dir)
-        runner = web.AppRunner(self._make_app(token), access_log=None, shutdown_timeout=1.0)
+        runner = web.AppRunner(
+            self._make_app(token), access_log=None, logger=_QUIET, shutdown_timeout=1.0
+        )
         await runner.setup()
         self._runner = runner
         port = await self._listen()
@@ -117,6 +124,10 @@ class ViewServer:
         app.router.add_get(
             "/{token}/api/rollouts/{id}",
             self._answer(lambda id, given: self._reader.read_rollout(id, given)),
+        )
+        app.router.add_get(
+            "/{token}/api/rollouts/{id}/place",
+            self._answer(lambda id, given: self._reader.read_place(id, given)),
         )
         app.router.add_get(
             "/{token}/api/rollouts/{id}/tokens",

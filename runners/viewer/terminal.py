@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -23,6 +24,10 @@ from runners.viewer.rollout_view import ViewedRollout
 
 WIDE = 110
 """Columns of a terminal in which the list has outcome and advantage, too."""
+COLUMNS = 2000
+"""Characters of a line, unless texts are shown whole: a policy decides how long a line is."""
+PARTS = 100
+"""Messages of a turn, and arguments of a call, unless texts are shown whole."""
 _UNKNOWN = "–"
 _ROLES = {"user": "cyan", "assistant": "blue", "tool": "bright_black", "system": "yellow"}
 
@@ -165,8 +170,15 @@ def _turn(turn: Turn, chain: Segment, lines: int | None) -> list[RenderableType]
         about.append(f"finish: {turn.finish_reason}")
     if turn.segment != chain.index:
         about.append(f"shared with chain {turn.segment}")
-    messages = [*(turn.request.get("messages") or []), turn.reply]
-    return [_title(" · ".join(about)), *(part for each in messages for part in _said(each, lines))]
+    sent = turn.request.get("messages") or []
+    left_out = 0 if lines is None else max(0, len(sent) - PARTS)
+    parts = [part for each in sent[left_out:] for part in _said(each, lines)]
+    return [
+        _title(" · ".join(about)),
+        *([_more(left_out, "messages before")] if left_out else []),
+        *parts,
+        *_said(turn.reply, lines),
+    ]
 
 
 def _said(message: dict[str, Any], lines: int | None) -> Iterator[RenderableType]:
@@ -191,14 +203,15 @@ def _arguments(given: Any, lines: int | None) -> RenderableType:
     if not isinstance(given, dict):
         return _clip(_as_text(given), lines)
     table = Table.grid(padding=(0, 2, 0, 0))
-    for name, value in given.items():
-        table.add_row(_text(str(name), "bright_black"), _clip(_as_text(value), lines))
-    return table
+    left_out = 0 if lines is None else max(0, len(given) - PARTS)
+    for name, value in islice(given.items(), len(given) - left_out):
+        table.add_row(_clip(str(name), lines, "bright_black"), _clip(_as_text(value), lines))
+    return Group(table, _more(left_out, "more arguments")) if left_out else table
 
 
 def _tests(verdict: dict[str, Any], lines: int | None) -> Iterator[RenderableType]:
     if verdict.get("reason"):
-        yield _text(str(verdict["reason"]))
+        yield _clip(str(verdict["reason"]), lines)
     tests = verdict.get("tests")
     for result, names in tests.items() if isinstance(tests, dict) else ():
         style = {"passed": "green", "failed": "red"}.get(str(result), "yellow")
@@ -226,15 +239,28 @@ def _diff(patch: str, lines: int | None) -> Text:
 
 
 def _clip(text: str, lines: int | None, style: str = "", *, end: bool = False) -> Text:
-    """Return a text of at most so many lines, of a longer one its begin (or ``end``)."""
-    all_lines = text.split("\n")
-    left_out = 0 if lines is None else len(all_lines) - lines
-    if left_out <= 0:
+    """Return a text of at most so many lines, of a longer one its begin (or ``end``); with a limit
+    of lines, each of them has at most ``COLUMNS`` characters.
+    """
+    if lines is None:
         return _text(text, style)
-    kept = all_lines[left_out:] if end else all_lines[:-left_out]
-    note = Text(f"… {left_out:,} more lines: --full", "bright_black")
-    parts = (note, _text("\n".join(kept), style)) if end else (_text("\n".join(kept), style), note)
-    return Text("\n").join(parts)
+    all_lines = text.split("\n")
+    left_out = max(0, len(all_lines) - lines)
+    kept = all_lines[left_out:] if end else all_lines[:lines]
+    shown = _text("\n".join(map(_clip_line, kept)), style)
+    if not left_out:
+        return shown
+    note = _more(left_out, "more lines")
+    return Text("\n").join((note, shown) if end else (shown, note))
+
+
+def _clip_line(line: str) -> str:
+    left_out = len(line) - COLUMNS
+    return line if left_out <= 0 else f"{line[:COLUMNS]}… {left_out:,} more characters: --full"
+
+
+def _more(count: int, of_what: str) -> Text:
+    return Text(f"… {count:,} {of_what}: --full", "bright_black")
 
 
 def _as_text(value: Any) -> str:

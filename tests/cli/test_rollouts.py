@@ -10,7 +10,7 @@ import pytest
 
 from runners.store.run_store import RunStore
 from tests.cli.conftest import Agentrl
-from tests.fakes.records import a_rollout, branched_turns, example_run
+from tests.fakes.records import a_rollout, a_turn, branched_turns, example_run
 
 Golden = Callable[[str, str], None]
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\u202e[red]markup[/red]"
@@ -94,3 +94,22 @@ def test_what_a_policy_wrote_controls_no_terminal(agentrl: Agentrl, tmp_path: Pa
         out = agentrl("rollouts", str(tmp_path / "run"), *arguments).stdout
         assert "[red]markup" in out
         assert not set("\x1b\x07\u202e") & set(out)
+
+
+def test_what_a_policy_wrote_has_a_bounded_length_unless_all_is_asked_for(
+    agentrl: Agentrl, tmp_path: Path
+) -> None:
+    long = "x" * 300_000
+    given = {f"a{index}": 1 for index in range(3000)} | {long: long}
+    call = {"type": "function", "id": "c", "function": {"name": "Bash", "arguments": given}}
+    sent = [{"role": "user", "content": long}] * 3 + [{"role": "user", "content": "y"}] * 3000
+    with RunStore.create(tmp_path / "run", {}) as store:
+        record = a_rollout(turns=1, patch=f"+{long}\n", verdict={"reason": long, "log": long})
+        store.add_session(record.session_id, {})
+        said = {"role": "assistant", "content": long, "tool_calls": [call]}
+        store.add_turn(a_turn(record.session_id, request={"messages": sent}, reply=said))
+        store.put_rollout(record)
+    out = agentrl("rollouts", str(tmp_path / "run"), record.rollout_id).stdout
+    assert len(out) < 60_000
+    for note in ("2,903 messages before", "2,901 more arguments", "298,000 more characters"):
+        assert f"… {note}: --full" in " ".join(out.split())

@@ -14,11 +14,14 @@ function head(turn) {
 
 const wrap = (turn, ...inside) => make("section", { class: `turn ${turn.segment === chain ? "" : "shared"}`, id: `turn-${turn.index}` }, head(turn), ...inside);
 
+const ARGUMENTS = 200; // of a call that are drawn
+
 function call(one) {
   const given = one?.function?.arguments;
   const entries = given && typeof given === "object" ? Object.entries(given) : [["", given]];
   return make("div", { class: "call" }, make("b", {}, asText(one?.function?.name ?? "?")),
-    make("dl", {}, entries.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, make("pre", { class: "may-clip" }, asText(value)))])));
+    make("dl", {}, entries.slice(0, ARGUMENTS).flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, make("pre", { class: "may-clip" }, asText(value)))])),
+    entries.length > ARGUMENTS ? make("p", { class: "dim" }, `${number(entries.length - ARGUMENTS)} more arguments`) : null);
 }
 
 function message(said) {

@@ -23,9 +23,13 @@ function make(name, attributes = {}, ...children) {
     else if (key === "style") Object.entries(value).forEach(([property, is]) => node.style.setProperty(property, is));
     else node.setAttribute(key, value === true ? "" : value);
   }
-  node.append(...children.flat().filter((child) => child !== null && child !== undefined).map((child) => (child instanceof Node ? child : String(child))));
+  // One by one: a call takes some 100,000 arguments, and a policy decides how many parts a text has.
+  for (const child of children.flat()) if (child !== null && child !== undefined) node.append(child instanceof Node ? child : visible(String(child)));
   return node;
 }
+
+// A text with U+FFFD for what would change the direction of the text after it: a patch must not read otherwise than it runs.
+const visible = (text) => text.replace(/[\u202a-\u202e\u2066-\u2069]/g, "\ufffd");
 
 // Text of a message's content, of a call's argument, of anything in JSON.
 function asText(content) {
@@ -43,10 +47,10 @@ function dots(kinds) {
     all.map((kind) => make("i", { class: "dot", "data-kind": kind })));
 }
 
-// Let long blocks be opened, when they are in the document and have a height.
+// Let long blocks be opened, when they are in the document and have a height. All are measured before one is changed:
+// the browser lays the page out again for a measurement after a change.
 function clip(root) {
-  for (const block of root.querySelectorAll(".may-clip")) {
-    if (block.scrollHeight < 420) continue;
+  for (const block of [...root.querySelectorAll(".may-clip")].filter((one) => one.scrollHeight >= 420)) {
     block.classList.add("clip");
     const more = make("button", { class: "more", onclick: () => { block.classList.remove("clip"); more.remove(); } }, "Show all");
     block.after(more);

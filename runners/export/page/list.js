@@ -103,8 +103,21 @@ function openIndex() {
   return -1;
 }
 
+// Index of the open rollout in the whole list, else -1.
+async function findOpen() {
+  const index = openIndex();
+  return index < 0 && isRolloutPlace() ? (await source.place(state.query, state.place).catch(() => null)) ?? -1 : index;
+}
+
+// Scroll the list to the open rollout, unless it is drawn: a link leads to any.
+async function bringUp() {
+  if (!isRolloutPlace() || at(`row-${state.place}`)) return;
+  const place = state.place, index = await findOpen(), box = at("list");
+  if (index >= 0 && place === state.place) box.scrollTop = Math.max(0, index * ROW - box.clientHeight / 2);
+}
+
 async function move(by) {
-  const next = Math.max(0, Math.min(list.total - 1, openIndex() + by));
+  const next = Math.max(0, Math.min(list.total - 1, (await findOpen()) + by));
   await loadPage(Math.floor(next / PAGE));
   const row = rowAt(next);
   if (!row) return;

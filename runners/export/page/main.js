@@ -31,8 +31,7 @@ async function render(before = null) {
   const mine = drawn, queried = before === null || JSON.stringify(before.query) !== JSON.stringify(state.query);
   document.body.classList.toggle("reading", state.place !== "");
   showFilters();
-  if (queried) reloadList();
-  else drawList();
+  const listed = queried ? reloadList() : drawList();
   const samePlace = before !== null && before.place === state.place && before.view.with === state.view.with && before.view.attempt === state.view.attempt;
   if (samePlace && queried && JSON.stringify(before.view) === JSON.stringify(state.view)) return;
   const waiting = setTimeout(() => samePlace || at("main").replaceChildren(empty("Reading…")), 150);
@@ -40,13 +39,25 @@ async function render(before = null) {
   try {
     parts = await content();
   } catch (error) {
-    parts = [make("div", { class: "card note" }, make("pre", {}, error.message))];
+    parts = failure(error);
   }
   clearTimeout(waiting);
   if (mine !== drawn) return;
-  const top = at("main").scrollTop;
-  const isRollout = typeof parts === "function";
+  try {
+    draw(parts, samePlace, before);
+  } catch (error) { // a record that this page cannot draw: say so, and keep the list
+    at("main").replaceChildren(...failure(error));
+  }
+  await listed;
+  if (before?.place !== state.place) await bringUp();
+}
+
+const failure = (error) => [make("div", { class: "card note" }, make("pre", {}, error.message))];
+
+// Draw what was read; a rollout is a function that makes its parts.
+function draw(parts, samePlace, before) {
   document.title = `${state.place || run.name} · agentrl`;
+  const top = at("main").scrollTop, isRollout = typeof parts === "function";
   at("main").replaceChildren(...(isRollout ? parts() : parts));
   at("main").scrollTop = samePlace ? top : 0;
   if (isRollout) {

@@ -121,7 +121,7 @@ function branches() {
 
 // Tabs.
 
-const TABS = { Conversation: conversation, Tokens: tokens, Patch: patch, Tests: tests, Record: record };
+const TABS = { __proto__: null, Conversation: conversation, Tokens: tokens, Patch: patch, Tests: tests, Record: record };
 const tabName = () => (state.view.tab in TABS ? state.view.tab : "Conversation");
 
 function tabs() {

@@ -127,6 +127,16 @@ async function startScan(search) {
   reloadList(true);
 }
 
+// The rollouts that a query selects, in its order; of a search those that were found by now.
+function selected(query) {
+  let chosen = rows.filter(selects(query));
+  if (query.search) {
+    if (scan?.search !== query.search) startScan(query.search);
+    chosen = chosen.filter((row) => scan.hits.has(row.rollout_id)).map((row) => ({ ...row, hit: scan.hits.get(row.rollout_id) }));
+  }
+  return sorted(chosen, query.sort);
+}
+
 function counts(values) {
   const found = {};
   for (const value of values) found[value] = (found[value] ?? 0) + 1;
@@ -151,17 +161,12 @@ const source = {
     return all.sort((a, b) => b.step - a.step || (a.split === b.split ? a.group - b.group : a.split === "train" ? -1 : 1));
   },
   async list(query, offset, limit) {
-    let chosen = rows.filter(selects(query)), scanned = "";
-    if (query.search) {
-      if (scan?.search !== query.search) startScan(query.search);
-      chosen = chosen.filter((row) => scan.hits.has(row.rollout_id)).map((row) => ({ ...row, hit: scan.hits.get(row.rollout_id) }));
-      if (scan.read < rows.length) scanned = `searched ${number(scan.read)} of ${number(rows.length)}`;
-    }
-    chosen = sorted(chosen, query.sort);
+    const chosen = selected(query), scanned = query.search && scan.read < rows.length ? `searched ${number(scan.read)} of ${number(rows.length)}` : "";
     const scores = chosen.map((row) => row.score).filter((score) => score !== null), graded = chosen.filter((row) => row.solved !== null);
     const sums = { rollouts: chosen.length, graded: graded.length, solved: graded.filter((row) => row.solved).length, reward: scores.length ? scores.reduce((sum, one) => sum + one, 0) / scores.length : null, sampled: chosen.reduce((sum, row) => sum + row.sampled, 0) };
     return { rows: chosen.slice(offset, offset + limit), sums, scanned };
   },
+  place: async (query, id) => selected(query).findIndex((row) => row.rollout_id === id),
   rollout: (id) => readBlock(id),
   async tokens(shown, turn, from) {
     const ids = [...turn.prompt_new, ...turn.output_ids];

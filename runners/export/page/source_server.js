@@ -14,6 +14,7 @@ const source = {
   run: () => ask("run"),
   groups: async () => (await ask("groups")).groups,
   list: (query, offset, limit) => ask("rollouts", { ...query, offset: String(offset), limit: String(limit) }),
+  place: async (query, id) => (await ask(`rollouts/${encodeURIComponent(id)}/place`, query)).place,
   rollout: (id, attempt) => ask(`rollouts/${encodeURIComponent(id)}`, { attempt }),
   tokens: (open, turn, from) => ask(`rollouts/${encodeURIComponent(open.rollout_id)}/tokens`, { attempt: String(open.attempt), turn: String(turn.index), from: String(from) }),
 };

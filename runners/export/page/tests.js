@@ -1,7 +1,7 @@
 "use strict";
 // The verdict: each test by name, with the part of the log that names it.
 
-const RESULTS = { failed: ["✗", "bad"], error: ["✗", "bad"], missing: ["∅", "none"], void: ["∅", "none"], passed: ["✓", "good"] };
+const RESULTS = { __proto__: null, failed: ["✗", "bad"], error: ["✗", "bad"], missing: ["∅", "none"], void: ["∅", "none"], passed: ["✓", "good"] };
 const TOLD = ["tests", "log", "reason", "kind"]; // drawn by name; other findings are listed
 
 // The log from a line that names the test to the next line that names another one.

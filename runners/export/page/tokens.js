@@ -2,14 +2,14 @@
 // The tokens of a chain as they were sampled, each turn's when it comes into view.
 
 const TOKENS_AT_ONCE = 4000;
-const COLOURS = { probability: "how likely the token was", mask: "which tokens are in the loss", advantage: "what the loss does with them", version: "weights that sampled them", routing: "experts that were recorded" };
+const COLOURS = { __proto__: null, probability: "how likely the token was", mask: "which tokens are in the loss", advantage: "what the loss does with them", version: "weights that sampled them", routing: "experts that were recorded" };
 const seen = new IntersectionObserver((entries) => entries.filter((entry) => entry.isIntersecting).forEach((entry) => {
   seen.unobserve(entry.target);
   entry.target.dispatchEvent(new Event("seen"));
 }), { rootMargin: "600px" });
 
 const colourName = () => (state.view.colour in COLOURS ? state.view.colour : "probability");
-const visible = (text) => (text === "" ? "∅" : text.replace(/\n/g, "⏎\n").replace(/\t/g, "⇥\t"));
+const spaced = (text) => (text === "" ? "∅" : text.replace(/\n/g, "⏎\n").replace(/\t/g, "⇥\t"));
 
 function tokens() {
   const turns = path();
@@ -71,7 +71,7 @@ function token(one, n, turn) {
     tone = one.routed === null || one.routed === 0 ? "context" : "sampled";
     if (one.routed) style["--hue"] = one.routed === 1 ? 140 : 30;
   }
-  return make("span", { class: tone, "data-n": n, style }, visible(one.text));
+  return make("span", { class: tone, "data-n": n, style }, spaced(one.text));
 }
 
 function tell(one, turn) {

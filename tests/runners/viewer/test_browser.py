@@ -131,6 +131,53 @@ async def test_only_the_lines_that_are_seen_exist(browser: Browser, tmp_path: Pa
         assert int(await browser.run("document.querySelectorAll('#spacer .row').length")) < 60
 
 
+async def test_a_link_to_any_rollout_brings_it_up_in_the_list(
+    browser: Browser, tmp_path: Path
+) -> None:
+    with RunStore.create(tmp_path / "many", {}) as store:
+        for number in range(400):
+            store.put_rollout(a_rollout(f"train-{number // 8:06}-000-{number % 8:02}"))
+    async with ViewServer(tmp_path / "many", 0) as server:
+        await browser.open(f"{server.url}#train-000040-000-03")
+        await browser.until("document.querySelector('#row-train-000040-000-03.open') !== null")
+        await browser.press("j")
+        await browser.until("location.hash.startsWith('#train-000040-000-04')")
+
+
+async def test_the_page_is_not_laid_out_again_for_every_long_output(
+    browser: Browser, tmp_path: Path
+) -> None:
+    output = {"role": "tool", "tool_call_id": "c", "content": "a line\n" * 100}
+    with RunStore.create(tmp_path / "long", {}) as store:
+        record = a_rollout(turns=60)
+        store.add_session(record.session_id, {})
+        for index in range(60):
+            store.add_turn(a_turn(record.session_id, index, request={"messages": [output]}))
+        store.put_rollout(record)
+    async with ViewServer(tmp_path / "long", 0) as server:
+        await browser.call("Performance.enable")
+        await browser.open(f"{server.url}#{record.rollout_id}")
+        await browser.until("document.querySelectorAll('#tab button.more').length === 60")
+        found = await browser.call("Performance.getMetrics")
+    layouts = {each["name"]: each["value"] for each in found["metrics"]}["LayoutCount"]
+    assert layouts < 40
+
+
+async def test_a_call_of_any_number_of_arguments_is_drawn(browser: Browser, tmp_path: Path) -> None:
+    given = {f"a{index}": 1 for index in range(80_000)}
+    call = {"type": "function", "id": "c", "function": {"name": "Bash", "arguments": given}}
+    with RunStore.create(tmp_path / "wide", {}) as store:
+        record = a_rollout(turns=1)
+        store.add_session(record.session_id, {})
+        said = {"role": "assistant", "content": "", "tool_calls": [call]}
+        store.add_turn(a_turn(record.session_id, reply=said))
+        store.put_rollout(record)
+    async with ViewServer(tmp_path / "wide", 0) as server:
+        await browser.open(f"{server.url}#{record.rollout_id}")
+        await browser.until("document.querySelector('#tab .call') !== null")
+        assert "79,800 more arguments" in await browser.text("#tab .call")
+
+
 async def test_a_phone_shows_the_list_or_the_rollout(browser: Browser, run_dir: Path) -> None:
     async with ViewServer(run_dir, 0) as server:
         await browser.show_as(390, 844, dark=True)
@@ -152,7 +199,7 @@ def write_hostile(run_dir: Path) -> None:
             patch=f"diff --git {HOSTILE}\n+++ b/{HOSTILE}\n@@ -1 +1 @@ {HOSTILE}\n+{HOSTILE}\n",
             verdict={
                 "reason": HOSTILE,
-                "tests": {HOSTILE: [HOSTILE]},
+                "tests": {HOSTILE: [HOSTILE], "constructor": [HOSTILE], "__proto__": ["a"]},
                 "log": HOSTILE,
                 HOSTILE: HOSTILE,
             },
@@ -200,11 +247,12 @@ async def look_at_everything(browser: Browser, address: str) -> None:
     await browser.open(address)
     await rows(browser, 1)
     place = "train-000001-00-00"
-    for tab in ("Conversation", "Tokens", "Patch", "Tests", "Record"):
+    for tab in ("Conversation", "Tokens", "Patch", "Tests", "Record", "toString"):
         await browser.run(f"go({{ place: '{place}', view: {{ tab: '{tab}', chain: 1 }} }})")
         await browser.until(
             "document.querySelector('#tab').innerText.includes('owned') || tabName() === 'Tokens'"
         )
+        assert not await browser.run("document.body.innerText.includes('\\u202e')")
     await browser.run(f"go({{ place: '{place}', view: {{ with: '{place}', tab: null }} }})")
     await browser.until("document.querySelector('.columns') !== null")
     await browser.run("go({ place: 'group:train-1-0', query: { search: 'owned' } })")
@@ -230,7 +278,9 @@ async def test_the_file_has_the_same_views_without_a_server(
     await browser.write("tests:KeyError")
     assert await rows(browser, 1) == ["eval-000001-003-00"]
     await browser.run("go({ query: { only: ['train', 'solved'], sort: '-tokens' } })")
-    assert (await rows(browser, 3))[0] == BRANCHED
+    ids = await rows(browser, 3)
+    assert ids[0] == BRANCHED
+    assert await browser.run(f"source.place(state.query, '{ids[2]}')") == 2
     await browser.run(f"go({{ place: '{BRANCHED}', view: {{ tab: 'Tokens' }} }})")
     await browser.until("document.querySelectorAll('.tokens .sampled').length > 2")
     assert "w[51]" in await browser.text("#tab .tokens")

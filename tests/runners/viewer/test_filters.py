@@ -8,7 +8,7 @@ from runners.export.dump import ONLY as DUMP_ONLY
 from runners.export.dump import RolloutFilter
 from runners.store.run_store import RunStore
 from runners.viewer.filters import KINDS, ONLY, SORTS, RolloutQuery, ViewError, parse_query
-from runners.viewer.listing import list_rollouts
+from runners.viewer.listing import find_place, list_rollouts
 
 
 def ids(store: RunStore, **given: str) -> list[str]:
@@ -80,3 +80,15 @@ def test_no_text_becomes_a_part_of_the_sql(text: str, name: str) -> None:
 
 def test_nothing_given_is_the_default() -> None:
     assert parse_query({"only": [], "task": None, "search": ""}) == RolloutQuery()
+
+
+@pytest.mark.parametrize("chosen", [{}, {"only": "train"}, {"search": "ls"}])
+@pytest.mark.parametrize("sort", ["run", "-run", "reward", "-duration"])
+def test_the_place_of_a_rollout_is_its_index_in_the_list(
+    store: RunStore, chosen: dict[str, str], sort: str
+) -> None:
+    query = parse_query(chosen | {"sort": sort})
+    found = [row["rollout_id"] for row in list_rollouts(store, query, 0, 100).rows]
+    assert len(found) > 1
+    assert [find_place(store, query, each) for each in found] == [*range(len(found))]
+    assert find_place(store, query, "train-000099-000-00") is None

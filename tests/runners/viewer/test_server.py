@@ -74,6 +74,17 @@ async def test_other_sites_are_refused(server: ViewServer) -> None:
     assert (await get(server, "api/run", headers=cross))[0] == 403
 
 
+async def test_what_is_no_http_writes_nothing_to_the_terminal(
+    server: ViewServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    for sent in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\r\n\r\n"):
+        reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(server.url).port)
+        writer.write(sent)
+        assert b" 400 " in await reader.read(1000)
+        writer.close()
+    assert caplog.records == []
+
+
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
 async def test_nothing_can_be_changed(server: ViewServer, method: str) -> None:
     assert (await get(server, "api/run", method=method))[0] == 405
