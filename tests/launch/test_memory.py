@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from io import StringIO
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from conf.errors import ConfigError
+from conf.schema import Config
 from launch.memory import MemoryPlan, estimate_memory, estimate_training, find_node_memory
 from launch.plan import plan_job
 from launch.plan_table import render_job
@@ -107,7 +109,7 @@ def test_an_engine_that_leaves_no_memory_to_the_trainer_is_refused() -> None:
 def test_more_tokens_need_more_memory_and_the_longest_sample_is_the_limit(
     model: str, less: int, more: int
 ) -> None:
-    job = cluster_job(CONFIGS[model])
+    job = cluster_job(composed(model))
     found = plan_topology(job)
     less_total = estimate_training(job, found, less).total
     assert less_total < estimate_training(job, found, less + more).total
@@ -116,7 +118,9 @@ def test_more_tokens_need_more_memory_and_the_longest_sample_is_the_limit(
     assert not estimate_training(job, found, edge + 1).fits
 
 
-CONFIGS = {model: a_config(model=model) for model in MODELS}
+@functools.cache
+def composed(model: str) -> Config:
+    return a_config(model=model)
 
 
 @pytest.mark.parametrize(
