@@ -38,7 +38,15 @@ def start(nodes: TwoNodes, launch: str) -> subprocess.CompletedProcess[str]:
     return nodes.run("bash", script, ray=launch == "ray")
 
 
-@pytest.mark.parametrize("launch", ["ssh", "slurm", "ray", "kubernetes"])
+@pytest.mark.parametrize(
+    "launch",
+    [
+        pytest.param("ssh", marks=pytest.mark.slow),  # test_scripts.py runs the scripts of all four
+        "slurm",
+        "ray",
+        pytest.param("kubernetes", marks=pytest.mark.slow),
+    ],
+)
 def test_two_nodes_join_and_train_is_called_with_the_arguments_of_the_plan(
     nodes: TwoNodes, launch: str
 ) -> None:
