@@ -1,10 +1,11 @@
-"""Whole campaigns: wall time, solve rates and peak memory of `agentrl run` with its defaults.
+"""Whole campaigns: time, solve rates and peak memory of `agentrl run` with its defaults.
 
     python -m tests.benchmarks.bench_campaign --seeds 0 1 2
     python -m tests.benchmarks.bench_campaign --seeds 0 --cold  # empty cache
 
-Memory is the sum of the proportional set sizes (PSS) of the whole process tree, sampled once a
-second.
+CPU time is that of the whole process tree: divided by the number of cores it is the least wall time
+of a machine that does nothing else. Memory is the sum of the tree's proportional set sizes (PSS),
+sampled once a second.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import contextlib
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -36,12 +38,18 @@ def tree_memory_mb(root: psutil.Process) -> float:
     return total / 2**20
 
 
+def ended_cpu_s() -> float:
+    """Return the CPU seconds of the processes that this one started and that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def run_campaign(seed: int, directory: Path, *, cold: bool, overrides: list[str]) -> dict[str, Any]:
-    """Run one campaign and return its summary with wall time and peak memory."""
+    """Run one campaign and return its summary with wall time, CPU time and peak memory."""
     environment = dict(os.environ)
     if cold:
         environment["XDG_CACHE_HOME"] = str(directory / f"cache-{seed}")
-    started = time.monotonic()
+    started, cpu = time.monotonic(), ended_cpu_s()
     process = subprocess.Popen(
         [
             sys.executable,
@@ -70,6 +78,7 @@ def run_campaign(seed: int, directory: Path, *, cold: bool, overrides: list[str]
     return {
         "seed": seed,
         "command_s": round(time.monotonic() - started, 1),
+        "cpu_s": round(ended_cpu_s() - cpu, 1),
         "peak_mb": round(peak),
         **summary,
     }
@@ -95,6 +104,7 @@ def main() -> None:
         "held-out before",
         "held-out after",
         "wall s",
+        "CPU s",
         "peak MiB",
         "rollouts",
         "sampled",
@@ -107,6 +117,7 @@ def main() -> None:
             f"{result['eval']['first']:.2f}",
             f"{result['eval']['last']:.2f}",
             f"{result['command_s']:.0f}",
+            f"{result['cpu_s']:.0f}",
             f"{result['peak_mb']:.0f}",
             str(result["rollouts"]),
             str(result["tokens"]["sampled"]),

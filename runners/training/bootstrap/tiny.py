@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from runners.tasks.bugfix.project import Project
     from runners.training.bootstrap.demonstrations import Chain
 
-VERSION = 2
+VERSION = 3
 """Raised whenever the same inputs give another policy."""
 
 

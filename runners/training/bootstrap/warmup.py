@@ -7,13 +7,18 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import Qwen3MoeForCausalLM
 
 from runners.training.bootstrap.demonstrations import Demonstration
 from runners.training.bootstrap.muon import Muon
-from runners.training.bootstrap.shared_prompt import compute_hidden_states
+from runners.training.hidden_states import compute_hidden_states
+from runners.training.micro_batches import make_micro_batches
+from runners.training.recompute import compute_chosen_logprobs
+from runners.training.sample import Sample
+from runners.training.tree.layers import disable_trees, enable_trees
 from runners.trajectory.prefix import common_prefix_length
 
 MATRIX_RATE = 0.02
@@ -83,28 +88,28 @@ def imitate(
 ) -> FinalLoss:
     """Imitate demonstrations, which are given by chain of the episode.
 
-    Demonstrations of the same chain begin with the same prompt, which is run once per step. Half of
-    a step's demonstrations are of the first chain, the one with the fix. ``readings``: modules with
-    their evidence, then the right statement, which teaches copying the right word to its place.
+    Half of a step's demonstrations are of the first chain, the one with the fix. ``readings``:
+    modules with their evidence, then the right statement, which teaches copying the right word to
+    its place. All of a step is one prefix tree: demonstrations of a chain begin with one prompt.
     """
     rng = random.Random(seed)
     optimizer = Muon(network, matrix_rate=MATRIX_RATE, other_rate=OTHER_RATE)
     samplers = [
-        _Sampler(chain, share, rng)
+        _Sampler(chain, share, share / EPISODES, rng)
         for chain, share in zip(chains, _shares(len(chains)), strict=True)
     ]
+    samplers.append(_Sampler(readings, READINGS, 1.0, rng))
     recent: list[FinalLoss] = []
+    enable_trees(network)
     for step in range(steps):
-        for sampler in samplers:
-            figures, loss = _compute_loss(network, sampler.draw(), sampler.prefix)
-            (loss * (sampler.share / EPISODES)).backward()  # type: ignore[no-untyped-call]
-            recent = [*recent[-19:], figures]
-        _, loss = _compute_loss(network, rng.sample(readings, READINGS), prefix=0)
+        figures, loss = compute_loss(network, [(each.draw(), each.weight) for each in samplers])
         loss.backward()  # type: ignore[no-untyped-call]
+        recent = [*recent[-9:], figures]
         nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         decay = 0.01 + 0.5 * (1.0 + math.cos(math.pi * step / steps))
         optimizer.step(min(1.0, (step + 1) / RAMP_STEPS) * decay)
         report(step + 1)
+    disable_trees(network)
     count = len(recent)
     return FinalLoss(
         sum(each.sampled for each in recent) / count, sum(each.read for each in recent) / count
@@ -120,44 +125,65 @@ def _shares(chains: int) -> list[int]:
 
 
 class _Sampler:
-    """Draws demonstrations of one chain, each once per pass, in a new order per pass."""
+    """Draws demonstrations of one kind, each once per pass, in a new order per pass."""
 
     def __init__(
-        self, demonstrations: Sequence[Demonstration], share: int, rng: random.Random
+        self, shown: Sequence[Demonstration], count: int, weight: float, rng: random.Random
     ) -> None:
-        self.share = share
-        """Demonstrations drawn per step."""
-        self.prefix = common_prefix_length(*(shown.tokens for shown in demonstrations))
-        self._demonstrations = demonstrations
+        self.weight = weight
+        """Weight of a draw in the loss."""
+        prefix = common_prefix_length(*(each.tokens for each in shown))
+        self._samples = [make_sample(each, prefix) for each in shown]
+        self._count = count
         self._rng = rng
         self._order: list[int] = []
 
-    def draw(self) -> list[Demonstration]:
-        """Return the demonstrations of the next step."""
-        if len(self._order) < self.share:
-            count = len(self._demonstrations)
-            self._order = self._rng.sample(range(count), count)
-        return [self._demonstrations[self._order.pop()] for _ in range(self.share)]
+    def draw(self) -> list[Sample]:
+        """Return the samples of the next step."""
+        if len(self._order) < self._count:
+            size = len(self._samples)
+            self._order = self._rng.sample(range(size), size)
+        return [self._samples[self._order.pop()] for _ in range(self._count)]
 
 
-def _compute_loss(
-    network: Qwen3MoeForCausalLM, episodes: Sequence[Demonstration], prefix: int
-) -> tuple[FinalLoss, Tensor]:
-    """Return the figures of some demonstrations, and the weighted mean of their tokens' negative
-    log-likelihoods; the first ``prefix`` tokens are the same in all and are not predicted.
+def make_sample(shown: Demonstration, prefix: int) -> Sample:
+    """Return a demonstration as a sample whose advantages are its tokens' weights in the loss; all
+    are predicted but the first ``prefix`` and the one after them.
     """
-    longest = max(len(episode.tokens) for episode in episodes)
-    tokens = torch.zeros(len(episodes), longest, dtype=torch.int64)
-    weights = torch.zeros(len(episodes), longest)
-    for row, episode in enumerate(episodes):
-        size = len(episode.tokens)
-        tokens[row, :size] = torch.from_numpy(episode.tokens)
-        weights[row, :size] = torch.where(torch.from_numpy(episode.sampled), 1.0, CONTEXT_WEIGHT)
-    targets, weights = tokens[:, prefix + 1 :], weights[:, prefix + 1 :]
-    real = weights > 0
-    hidden = compute_hidden_states(network.model, tokens, prefix)[:, :-1]
-    logits = network.lm_head(hidden[real])
-    losses = nn.functional.cross_entropy(logits, targets[real], reduction="none")
-    sampled = weights[real] == 1
+    weights = np.where(shown.sampled, 1.0, CONTEXT_WEIGHT).astype(np.float32)
+    return Sample(
+        rollout_id="",
+        tokens=shown.tokens,
+        loss_mask=np.arange(len(shown.tokens)) > prefix,
+        logprobs=np.zeros_like(weights),
+        advantage=1.0,
+        token_advantages=weights,
+    )
+
+
+def compute_loss(
+    network: Qwen3MoeForCausalLM, draws: Sequence[tuple[Sequence[Sample], float]]
+) -> tuple[FinalLoss, Tensor]:
+    """Return the figures of some draws, and ``Σ weight · mean`` over them: the mean of a draw is
+    that of its tokens' negative log-likelihoods, by the tokens' weights.
+
+    ``network``: one that can run prefix trees.
+    """
+    samples = [sample for drawn, _ in draws for sample in drawn]
+    weights: list[float] = []
+    for drawn, weight in draws:
+        total = sum(float(sample.trained_advantages.sum()) for sample in drawn)
+        weights += [weight / total] * len(drawn)
+    (batch,) = make_micro_batches(
+        samples,
+        weights,
+        tokens_per_microbatch=sum(len(sample.tokens) for sample in samples),
+        device=network.device,
+    )
+    hidden = compute_hidden_states(network.model, batch).index_select(0, batch.predictors)
+    losses = -compute_chosen_logprobs(
+        network.lm_head, hidden, batch.predicted_by, batch.targets, 1.0, chunked=False
+    )[:, 0]
+    sampled = batch.advantages == 1.0
     figures = FinalLoss(losses[sampled].mean().item(), losses[~sampled].mean().item())
-    return figures, (losses * weights[real]).sum() / weights.sum()
+    return figures, (losses * batch.advantages * batch.weights).sum()

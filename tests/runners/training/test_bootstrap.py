@@ -44,6 +44,8 @@ from runners.training.bootstrap.vocabulary import (
     save_tokenizer,
     train_tokenizer,
 )
+from runners.training.bootstrap.warmup import CONTEXT_WEIGHT, compute_loss, make_sample
+from runners.training.tree.layers import enable_trees
 from runners.trajectory.prefix import common_prefix_length
 
 SCENARIOS: tuple[ScenarioKind, ...] = ("linear", "subagent", "compact", "mixed")
@@ -289,6 +291,40 @@ def test_the_common_prefix_ends_before_the_problem(
     shared = common_prefix_length(*(one.tokens for one in shown))
     prefix = tokenizer.decode(shown[0].tokens[:shared].tolist())
     assert prefix.endswith("<|im_start|>user\nFix `") or prefix.endswith("user\nFix")
+
+
+def test_a_step_s_loss_and_gradient_are_those_of_its_demonstrations_one_by_one(
+    parts: tuple[Tokenizer, Renderer, Path],
+) -> None:
+    tokenizer, renderer, _ = parts
+    episodes = [chains for _, chains in drawn(3, seed=8, scenario="mixed")]
+    network = make_network(vocabulary=tokenizer.vocab_size, context=1024, seed=0)
+    enable_trees(network)
+    draws, expected, sampled = [], torch.zeros(()), []
+    for chains, weight in zip(zip(*episodes, strict=True), (0.5, 0.25, 0.25), strict=True):
+        shown = [demonstrate(renderer, tokenizer, chain) for chain in chains]
+        prefix = common_prefix_length(*(one.tokens for one in shown))
+        draws.append(([make_sample(one, prefix) for one in shown], weight))
+        total, weights = torch.zeros(()), 0.0
+        for one in shown:
+            tokens = torch.from_numpy(one.tokens).long()
+            logprobs = network(input_ids=tokens[None]).logits[0].log_softmax(-1)
+            for place in range(prefix + 1, len(tokens)):
+                importance = 1.0 if one.sampled[place] else CONTEXT_WEIGHT
+                loss = -logprobs[place - 1, tokens[place]]
+                total, weights = total + importance * loss, weights + importance
+                if one.sampled[place]:
+                    sampled.append(loss.item())
+        expected = expected + weight * total / weights
+    expected.backward()  # type: ignore[no-untyped-call]
+    gradients = {name: each.grad for name, each in network.named_parameters()}
+    network.zero_grad()
+    figures, loss = compute_loss(network, draws)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert figures.sampled == pytest.approx(float(np.mean(sampled)), rel=1e-5)
+    loss.backward()  # type: ignore[no-untyped-call]
+    for name, each in network.named_parameters():
+        torch.testing.assert_close(each.grad, gradients[name], atol=1e-5, rtol=1e-3)
 
 
 @given(st.text(max_size=60))

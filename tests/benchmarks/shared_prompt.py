@@ -1,6 +1,6 @@
 """Run a prompt that many rows share once; its keys and values serve them all.
 
-Demonstrations of one chain share their prompt. Invariant: gradients flow through the shared part as
+Prefix trees replaced it; it is their baseline. Invariant: gradients flow through the shared part as
 if every row had run it.
 """
 
