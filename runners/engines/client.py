@@ -33,6 +33,7 @@ from runners.engines.contract import (
     TokenIds,
     session_id_of,
 )
+from runners.engines.prompt_json import PromptJson
 from runners.trajectory.record import UNKNOWN_VERSION
 
 ABORT_DEADLINE_S = 5.0
@@ -80,6 +81,7 @@ class HttpEngine(EngineClient):
         self._adapter = adapter
         self._version_offset = version_offset
         self._aborts: set[asyncio.Task[None]] = set()
+        self._prompts = PromptJson()
 
     def with_connection(self, connection: Connection) -> HttpEngine:
         """Return a client like this one that sends its requests over ``connection``."""
@@ -103,7 +105,7 @@ class HttpEngine(EngineClient):
         """
         body: dict[str, Any] = {
             "rid": rid,
-            "input_ids": input_ids,
+            "input_ids": self._prompts.write(rid, input_ids),
             "sampling_params": _sampling_body(params),
             "return_logprob": True,
         }

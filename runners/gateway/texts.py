@@ -58,6 +58,9 @@ SHORT_TAIL = 4096
 open thought behind the last such token, 0.25 µs per token. A chat template leaves a few.
 """
 
+NEAR_TAIL = 32
+"""Tokens of these in which such a token mostly stands: the head of an answer comes after it."""
+
 SHORT_OUTPUT = 2048
 """Tokens of an answer that is parsed at once."""
 
@@ -235,12 +238,14 @@ class Texts:
         """Return where the part of a prompt begins that the renderers look at: none looks further
         back than to the last token that ends a turn. None if that may be all of a long prompt.
         """
-        start = max(0, len(prompt) - SHORT_TAIL)
-        tail = prompt[start:]
-        found = [np.flatnonzero(tail == token) for token in self.stop_token_ids()]
-        ends = [int(places[-1]) for places in found if len(places)]
-        if ends:
-            return start + max(ends)
+        stops = self.stop_token_ids()
+        for length in (NEAR_TAIL, SHORT_TAIL):
+            start = max(0, len(prompt) - length)
+            tail = prompt[start:]
+            found = [np.flatnonzero(tail == token) for token in stops]
+            ends = [int(places[-1]) for places in found if len(places)]
+            if ends:
+                return start + max(ends)
         return None if start else 0
 
     def read_unparsed(self, ids: list[int]) -> ParsedResponse:

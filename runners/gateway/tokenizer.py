@@ -18,9 +18,9 @@ from conf.errors import ConfigError
 from conf.sections.model import CHAT_TEMPLATE
 from conf.suggestions import suggest
 
-CACHED_TEXT_LENGTH = 16
-"""Characters of a text whose encoding is cached: markers, roles and line ends, which renderers
-encode a dozen times per turn.
+CACHED_TEXT_LENGTH = 32
+"""Characters of a text whose encoding is cached: markers, roles, line ends and the head of an
+answer, which renderers encode a dozen times per turn.
 """
 CACHED_TEXTS = 1024
 
