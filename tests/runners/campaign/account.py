@@ -70,6 +70,21 @@ def differences(wanted: dict[str, Any], found: dict[str, Any]) -> list[str]:
     return list(_differ("", wanted, found))
 
 
+def assert_nothing_twice(store: RunStore) -> None:
+    """Every step, rollout and evaluation of a miniature is there once, as is each line of metrics.
+
+    The miniature is the one of ``conftest.py``, unchanged: two steps, and an evaluation before them
+    and after.
+    """
+    lines = (store.run_dir / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2]
+    assert [(row.step, row.state) for row in store.steps()] == [(1, "done"), (2, "done")]
+    assert [row.step for row in store.evaluations()] == [0, 2]
+    ids = Counter(record.rollout_id for record in store.rollouts(counts=True))
+    assert len(ids) == 2 * 2 * 4 + 2 * 4
+    assert set(ids.values()) == {1}
+
+
 def _differ(where: str, wanted: Any, found: Any) -> list[str]:
     if isinstance(wanted, dict) and isinstance(found, dict):
         return [

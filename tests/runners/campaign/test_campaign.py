@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from runners.observe.status import read_store_status
 from runners.store.run_store import RunStore
 from runners.trajectory.graph import build_segments
 from tests.fakes.metrics_page import undocumented
+from tests.runners.campaign.account import assert_nothing_twice
 from tests.runners.campaign.conftest import Miniature
 
 pytestmark = pytest.mark.integration
@@ -30,18 +30,6 @@ Finished = tuple[Miniature, dict[str, Any]]
 def rollouts_counting(store: RunStore, split: str) -> int:
     """Return the number of final rollouts of a split so far."""
     return len(store.rollouts(split=split, counts=True))
-
-
-def assert_nothing_twice(mini: Miniature) -> None:
-    """Every step, rollout and evaluation is there once, in the store and in metrics.jsonl."""
-    lines = [json.loads(line) for line in (mini.run_dir / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [1, 2]
-    with mini.store() as store:
-        assert [(row.step, row.state) for row in store.steps()] == [(1, "done"), (2, "done")]
-        assert [row.step for row in store.evaluations()] == [0, 2]
-        ids = Counter(record.rollout_id for record in store.rollouts(counts=True))
-    assert len(ids) == 2 * 2 * 4 + 2 * 4
-    assert set(ids.values()) == {1}
 
 
 def service_pid(mini: Miniature, module: str) -> int:
@@ -59,9 +47,9 @@ def test_a_campaign_runs_from_nothing_to_a_trained_policy(finished: Finished) ->
     assert tokens["in_loss"] == tokens["sampled"] >= tokens["trained"] >= 0 < tokens["sampled"]
     with miniature.store() as store:
         found = read_store_status(store).to_dict()
+        assert_nothing_twice(store)
     assert (found["tokens"], found["groups"]) == (tokens, document["groups"])
     assert set(document["eval"]) == {"first", "last", "interval"}
-    assert_nothing_twice(miniature)
     assert (miniature.run_dir / "reward_curve.png").stat().st_size > 1000
     assert list(miniature.run_dir.rglob("events.out.tfevents.*"))
     assert not list((miniature.run_dir / "sandboxes").glob("*"))
@@ -107,40 +95,24 @@ def _version(step: int, split: str) -> int:
     return step if split == "eval" else step - 1
 
 
-def test_a_killed_driver_resumes_and_repeats_nothing(miniature: Miniature) -> None:
-    driver = miniature.begin()
-    miniature.wait_until(lambda store: rollouts_counting(store, "train") >= 3, driver)
-    with miniature.store() as store:
-        before = {record.session_id for record in store.rollouts(counts=True)}
-    driver.send_signal(signal.SIGKILL)
-    driver.communicate()
-    document = miniature.finish(miniature.resume())
-    assert document["steps"] == 2
-    assert_nothing_twice(miniature)
-    with miniature.store() as store:
-        assert before <= {record.session_id for record in store.rollouts(counts=True)}
-
-
-def test_ctrl_c_drains_and_the_run_can_be_resumed(miniature: Miniature) -> None:
+def test_a_run_is_interrupted_then_loses_its_engine_and_is_resumed_from_both(
+    miniature: Miniature,
+) -> None:
     driver = miniature.begin()
     miniature.wait_until(lambda store: rollouts_counting(store, "eval") >= 1, driver)
     driver.send_signal(signal.SIGINT)
     document = miniature.finish(driver, code=130)
     assert document["steps"] < 2
     assert not list((miniature.run_dir / "sandboxes").glob("*"))
-    miniature.finish(miniature.resume())
-    assert_nothing_twice(miniature)
-
-
-def test_a_dead_engine_ends_the_run_with_code_4_and_it_resumes(miniature: Miniature) -> None:
-    driver = miniature.begin()
+    driver = miniature.resume()
     miniature.wait_until(lambda store: rollouts_counting(store, "train") >= 1, driver)
     os.kill(service_pid(miniature, "runners.engines.embedded"), signal.SIGKILL)
     _, err = driver.communicate()
     assert driver.returncode == 4, err.decode()
     assert "engine ended unexpectedly" in err.decode()
     miniature.finish(miniature.resume())
-    assert_nothing_twice(miniature)
+    with miniature.store() as store:
+        assert_nothing_twice(store)
 
 
 def test_a_port_in_use_is_found_before_anything_starts(miniature: Miniature) -> None:

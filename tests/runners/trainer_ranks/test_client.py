@@ -91,7 +91,14 @@ async def test_one_process_beside_the_campaign_trains_bit_for_bit_like_one_in_it
         assert (saved.path / name).read_bytes() == (wanted.path / name).read_bytes(), name
 
 
-@pytest.mark.parametrize(("precision", "resumed"), [("float32", "none"), ("bfloat16", "optimizer")])
+@pytest.mark.parametrize(
+    ("precision", "resumed"),
+    [
+        # a_divided_policy goes from one choice to the others in float32
+        pytest.param("float32", "none", marks=pytest.mark.slow),
+        ("bfloat16", "optimizer"),
+    ],
+)
 async def test_divided_weights_have_the_checkpoints_of_whole_ones(
     run: StartedRanks, tmp_path: Path, precision: str, resumed: str
 ) -> None:
@@ -190,7 +197,7 @@ async def test_a_rank_that_is_killed_in_the_middle_of_a_step_holds_nobody_up(
     assert answer["peers_lost"], "wherever in a pass it lost the other"
 
 
-@pytest.mark.parametrize("shard", ["none", "model"])
+@pytest.mark.parametrize("shard", [pytest.param("none", marks=pytest.mark.slow), "model"])
 async def test_a_rank_that_hangs_is_named_and_ended(run: StartedRanks, shard: str) -> None:
     ranks = await run.start(exchange_s=3.0, shard=shard)
     rollouts = make_rollouts(make_trainer(run.weights), 4)
