@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 from conf.errors import error_text
 from conf.schema import Config
 from conf.sections.engine import EmbeddedEngineConfig
+from runners.adviser.adviser import ALARMS
+from runners.adviser.alarm import Alarm
 from runners.campaign.drain import pause_turns
 from runners.campaign.group_runner import GroupRunner, note_final
 from runners.campaign.overlap.producer import GroupProducer
@@ -172,7 +174,9 @@ class Campaign:
     def _publish(self, step: int) -> None:
         """Give the metrics of a step to their file and the sinks."""
         self._write_metrics(step)
-        self._sinks.add(metrics_rows(self._store, step)[0])
+        [row] = metrics_rows(self._store, step)
+        self._progress.alarms = [Alarm(**alarm) for alarm in row[ALARMS]]
+        self._sinks.add(row)
 
     def _begin_phase(self, phase: str) -> None:
         """Show a phase, but the rollouts as long as they go on beside it."""

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from conf.errors import ExitCode
+from runners.adviser.adviser import add_alarms
 from runners.evaluation.statistics import (
     Interval,
     bootstrap_interval,
@@ -153,21 +154,6 @@ def _routing(steps: list[StepRow]) -> dict[str, Any]:
 
 def metrics_rows(store: RunStore, only: int | None = None) -> list[dict[str, Any]]:
     """Return the lines of ``metrics.jsonl``: one per finished step, each with the last evaluation
-    made during it.
-
-    The evaluation before the first step belongs to step 1; ``eval/step`` says how many updates the
-    evaluated policy had.
+    made during it, and with the adviser's alarms after it.
     """
-    rows = {
-        row.step: {"step": row.step, **row.metrics}
-        for row in store.steps()
-        if row.state == "done" and only in (None, row.step)
-    }
-    for evaluation in store.evaluations():
-        row = rows.get(max(1, evaluation.step))
-        if row is not None:
-            row.update(
-                {f"eval/{key}": value for key, value in evaluation.result.items()},
-                **{"eval/step": evaluation.step},
-            )
-    return list(rows.values())
+    return add_alarms(store, store.metric_rows(only))

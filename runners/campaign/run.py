@@ -13,6 +13,7 @@ from conf.errors import ConfigError, ExitCode
 from conf.lora import find_served_lora
 from conf.schema import Config
 from conf.sections.training import LocalTrainerConfig
+from runners.adviser.adviser import advise_run
 from runners.campaign.loop import Campaign
 from runners.campaign.overlap.recorded import RecordedSchedule
 from runners.campaign.overlap.steps import find_served
@@ -28,6 +29,7 @@ from runners.observe.progress import Progress
 from runners.preflight.teacher_check import require_teacher
 from runners.processes.ledger import Ledger
 from runners.processes.service import ServiceStarter
+from runners.runtime.dataset_check import note_duplicates
 from runners.runtime.driver import RunDriver, open_run
 from runners.runtime.policy import Policy, find_captured_shape
 from runners.runtime.services import start_services
@@ -148,6 +150,7 @@ async def _open_campaign(
         if reason := trainer.result().no_tree:
             progress.add_note(f"each sample is trained as a row, not in a prefix tree: {reason}")
         keep_examples(store, examples.result())
+        note_duplicates(store, tasks.result())
         if adapter is not None:
             first = (
                 store.run_dir / checkpoint.CHECKPOINTS / START if served is None else served.path
@@ -255,6 +258,7 @@ def _show_earlier(progress: Progress, store: RunStore) -> None:
     for row in store.steps():
         if row.state == "done":
             progress.add_step_metrics(row.step, row.metrics)
+    progress.alarms = advise_run(store)
     for evaluation in store.evaluations():
         if evaluation.result.get("solve_rate") is not None:
             progress.add_evaluation_result(evaluation.step, evaluation.result)

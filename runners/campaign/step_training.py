@@ -20,6 +20,7 @@ from runners.concurrency.daemon_thread import run_in_daemon
 from runners.engines.teacher import Teacher
 from runners.observe.curves import read_evaluations
 from runners.observe.progress import Progress
+from runners.store.free_disk import measure_free_mb
 from runners.store.run_store import RunStore
 from runners.trainer_ranks.commands import TrainedStep, Trainer
 from runners.training import checkpoint
@@ -101,6 +102,7 @@ class StepTraining:
     async def save(self, step: int, metrics: dict[str, Any]) -> checkpoint.Checkpoint:
         """Write the checkpoint of a trained step, then its row; return the checkpoint."""
         self._begin_phase("checkpoint")
+        metrics["disk/free_mb"] = measure_free_mb(self._store.run_dir)
         saved = await asyncio.to_thread(
             self._trainer.save,
             self._store.run_dir / checkpoint.CHECKPOINTS,

@@ -6,6 +6,7 @@ It only reads a ``Progress``, from a thread of its own; the campaign never waits
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Literal, Self
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -16,10 +17,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from runners.adviser.alarm import Alarm
 from runners.observe.console import make_console
 from runners.observe.curves import Curve
 from runners.observe.progress import Progress
 from runners.observe.terminal_plot import AXIS, LINE, MARK, plot_rates
+from runners.trajectory.printable import make_printable
 
 _REFRESH_HZ = 4
 _MAX_WIDTH, _MAX_HEIGHT = 120, 40
@@ -90,6 +93,8 @@ class _Log:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="progress-log", daemon=True)
         self._notes = 0
+        self._alarms: set[str] = set()
+        """Illnesses that are printed; one that comes again is printed again."""
         # Earlier executions of the run have printed their own lines.
         self._steps, self._evaluations = len(progress.rewards), len(progress.evaluations)
 
@@ -111,6 +116,10 @@ class _Log:
         for note in progress.notes_since(self._notes):
             self._line(note)
         self._notes = progress.noted
+        for alarm in progress.alarms:
+            if alarm.name not in self._alarms:
+                self._line(f"alarm {alarm.name}: {alarm.evidence}; fix: {alarm.fix}")
+        self._alarms = {alarm.name for alarm in progress.alarms}
         for step, rate in progress.evaluations[self._evaluations :]:
             name, passed = progress.passes.get(step, ("", 0.0))
             more = f"  {name} {passed:.1%}" if name else ""
@@ -137,14 +146,20 @@ class Dashboard:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = min(options.max_width, _MAX_WIDTH)
         height = min(options.size.height - 1, _MAX_HEIGHT)
-        notes = list(self._progress.notes)[-(3 if height < 30 else 6) :]
+        alarms = _describe_alarms(self._progress.alarms, 1 if height < 30 else 3)
+        room = (3 if height < 30 else 6) - len(alarms)
+        notes = list(self._progress.notes)[-max(room, 1) :]
         head, tables = 3, len(_STAGES) + 2
         yield Constrain(self._head(), width)
         if self._progress.steps:
-            yield Constrain(self._curve(width, max(height - head - tables - len(notes), 7)), width)
+            yield Constrain(
+                self._curve(width, max(height - head - tables - len(notes) - len(alarms), 7)), width
+            )
         else:
             yield Constrain(self._columns(), width)
         yield Constrain(self._tables(), width)
+        for line in alarms:
+            yield Constrain(line, width)
         for note in notes:
             yield Text(f" {note}", "bright_black", no_wrap=True, overflow="ellipsis")
 
@@ -226,6 +241,19 @@ class Dashboard:
             _facts("policy", figures),
         )
         return row
+
+
+def _describe_alarms(alarms: Sequence[Alarm], most: int) -> list[Text]:
+    """Return lines for the first ``most`` alarms, and one that names the others."""
+    lines = []
+    for alarm in alarms[:most]:
+        texts = (f" ▲ {alarm.name}", "bold red"), f"  {make_printable(alarm.evidence)}"
+        lines.append(Text.assemble(*texts, no_wrap=True, overflow="ellipsis"))
+        fix = f"   {make_printable(alarm.fix)}"
+        lines.append(Text(fix, "bright_black", no_wrap=True, overflow="ellipsis"))
+    if names := [alarm.name for alarm in alarms[most:]]:
+        lines.append(Text(f" ▲ {', '.join(names)}", "red", no_wrap=True, overflow="ellipsis"))
+    return lines
 
 
 def _bar(done: int, total: int, style: str) -> tuple[RenderableType, str]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from runners.adviser.alarm import Alarm
 from runners.diagnostics.attempt_progress import AttemptWatch
 from runners.observe.curves import REWARD, SOLVE_RATE, STEP_S, Curve
 from runners.trajectory.printable import make_printable
@@ -53,6 +54,8 @@ class Progress:
     """Held-out solve rates."""
     passes: dict[int, tuple[str, float]] = field(default_factory=dict)
     """Name and rate of pass@k by step, for evaluations with k > 1 attempts per task."""
+    alarms: list[Alarm] = field(default_factory=list)
+    """Findings of the adviser after the last step; replaced as a whole."""
     sampled_tokens: int = 0
     notes: deque[str] = field(default_factory=lambda: deque(maxlen=_NOTES))
     """The last messages."""

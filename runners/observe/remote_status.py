@@ -10,7 +10,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from runners.observe.status import Leak, Status
+from runners.adviser.alarm import Alarm
+from runners.observe.status import Leak, PartlySolved, Status
 from runners.observe.training_counts import GroupCounts, TokenCounts
 from runners.processes.atomic_write import atomic_file
 from runners.store.json_text import dumps
@@ -35,6 +36,8 @@ def read_remote_status(run_dir: Path) -> Status | None:
     values = {name: value for name, value in document.items() if name in known}
     values["run_dir"] = str(run_dir)
     values["leaks"] = [Leak(**leak) for leak in document["leaks"]]
+    values["partly_solved"] = [PartlySolved(**each) for each in document.get("partly_solved", [])]
+    values["alarms"] = [Alarm(**each) for each in document.get("alarms", [])]
     values["groups"] = GroupCounts(**document.get("groups", {}))
     values["tokens"] = TokenCounts(**document.get("tokens", {}))
     return Status(**values)

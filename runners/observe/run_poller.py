@@ -59,6 +59,7 @@ class RunPoller:
             progress.add_tokens(fresh)
         progress.outcomes = Counter(status.outcomes)
         progress.evaluations = list(status.evaluations)
+        progress.alarms = status.alarms
         progress.started_at = time.monotonic() - self._store.state().spent_s
         self._update_steps()
         self._update_phase(status)

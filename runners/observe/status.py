@@ -11,6 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from conf.exactness import describe_inexactness
+from runners.adviser.adviser import advise_run
+from runners.adviser.alarm import Alarm
 from runners.diagnostics.diagnostics import newest_diagnoses
 from runners.observe.curves import REWARD, SOLVE_RATE, Curve, read_evaluations
 from runners.observe.dashboard import format_duration
@@ -117,6 +119,8 @@ class Status:
     """Training tasks ``tried``, and how many of them were ``never_solved`` and ``always_solved`` in
     the last step that worked on each; empty before the first rollout is graded.
     """
+    alarms: list[Alarm] = field(default_factory=list)
+    """Findings of the adviser after the last finished step."""
     gateway: bool = False
     """It holds the sessions of a gateway that serves alone."""
 
@@ -148,6 +152,9 @@ def render(status: Status) -> Table:
         table.add_row("driver", f"process {status.driver_pid} on {status.driver_host}")
     if status.gateway:
         table.add_row("sessions of", "a gateway without a campaign")
+    for alarm in status.alarms:
+        table.add_row(f"alarm: {alarm.name}", Text(make_printable(alarm.evidence), style="red"))
+        table.add_row("  fix", Text(make_printable(alarm.fix)))
     if status.benchmark:
         table.add_row("evaluation of", status.benchmark)
         table.add_row("rollouts done", f"{sum(status.outcomes.values()):,}")
@@ -178,9 +185,6 @@ def render(status: Status) -> Table:
     for name in ("signs", "unverified"):
         if found := status.metrics.get(f"cheating/{name}"):
             table.add_row(f"cheating/{name}", f"{found:,} in the last step")
-    if missed := status.metrics.get("rollout/compactions_missed"):
-        told = f"{missed:,} turns of the last step went on beyond scenario.window_tokens"
-        table.add_row("no compaction", Text(told, style="red"))
     for key, number in status.set_aside.items():
         table.add_row("set aside", f"{number:,} tasks by {key}.exclude")
     if status.steps_done:
@@ -253,6 +257,7 @@ def read_store_status(store: RunStore) -> Status:
             if (number := noted.data.get("set_aside", 0))
         },
         inexact=describe_inexactness(config),
+        alarms=advise_run(store),
         tasks=count_tasks(rates) if (rates := read_task_rates(store)) else {},
     )
 

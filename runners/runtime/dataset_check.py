@@ -6,14 +6,17 @@ Earlier and later rollouts of one run would be at different tasks, and count as 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 
 from conf.errors import AgentrlError, ExitCode
 from conf.schema import Config
 from conf.sections.task import HeldOutEvalTaskConfig, TaskFileConfig
 from conf.task_sets import list_sets
+from runners.adviser.history import DUPLICATES
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
+from runners.tasks.contract import Task
 from runners.tasks.dataset_report import read_dataset
 from runners.tasks.exclusions import find_file
 from runners.tasks.harbor import suites
@@ -34,6 +37,40 @@ def note_datasets(store: RunStore, config: Config) -> None:
         found = {"path": each.config.path, "sha256": _hash_set(each.config)}
         data = {"key": each.key, **found, "split": SPLIT, "set_aside": _count_aside(each.config)}
         store.event(EVENT, data)
+
+
+def note_duplicates(store: RunStore, tasks: Iterable[Task]) -> None:
+    """Keep, once, how many tasks ask the same of the same repository as a task before them:
+    ``train`` within the training tasks, ``held_out`` of those that are measured and trained.
+    """
+    tasks = list(tasks)
+    train = [task for task in tasks if task.split == "train"]
+    first: dict[tuple[str, ...], str] = {}
+    twice: list[tuple[str, str]] = []
+    for task in train:
+        if (before := first.setdefault(_identify(task), task.id)) != task.id:
+            twice.append((before, task.id))
+    measured = [
+        (first[_identify(task)], task.id)
+        for task in tasks
+        if task.split == "held_out" and _identify(task) in first
+    ]
+    if (twice or measured) and not store.events(DUPLICATES):
+        counts = {"tasks": len(train), "train": len(twice), "held_out": len(measured)}
+        store.event(DUPLICATES, {**counts, "example": [*measured, *twice][0]})
+
+
+def _identify(task: Task) -> tuple[str, ...]:
+    """Return what makes a task the same problem, whatever its id."""
+    source = str(task.repo) if task.origin is None else str(task.origin.source)
+    commit = task.base_commit or (task.origin.base_commit if task.origin is not None else "")
+    return (
+        source,
+        task.image or "",
+        commit,
+        task.problem_statement.strip(),
+        *sorted(task.fail_to_pass),
+    )
 
 
 def _count_aside(config: TaskFileConfig) -> int:

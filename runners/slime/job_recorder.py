@@ -28,6 +28,7 @@ from runners.slime.batches import GatheredBatch
 from runners.slime.checkpoints import remove_old_checkpoints
 from runners.slime.megatron.step_figures import drop_figures, move_figures
 from runners.slime.resumption import rewind_job
+from runners.store.free_disk import measure_free_mb
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
 from runners.store.status_file import STATUS_FILE
@@ -156,7 +157,8 @@ class JobRecorder:
             )
             for record in trained:
                 self._store.put_rollout(record)
-            self._store.finish_step(step, metrics | dict(figures))
+            free = {"disk/free_mb": measure_free_mb(self._store.run_dir)}
+            self._store.finish_step(step, metrics | free | dict(figures))
             self._metrics.rewrite(metrics_rows(self._store))
             self._publish()
         except AgentrlError as error:  # training goes on: only its metrics are missing

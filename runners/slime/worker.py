@@ -30,7 +30,7 @@ from runners.gateway.tokenizer import load_tokenizer
 from runners.observe.progress import Progress
 from runners.plugins.calls import PluginFailedError
 from runners.rollouts.pool import Pool
-from runners.runtime.dataset_check import check_datasets, note_datasets
+from runners.runtime.dataset_check import check_datasets, note_datasets, note_duplicates
 from runners.runtime.policy import find_captured_shape
 from runners.runtime.services import Services, start_services
 from runners.slime.arguments import find_engine
@@ -172,6 +172,7 @@ class SlimeRolloutWorker:
             )
             publish_gateway(run_dir, services.context.gateway.url, config.gateway.public_url)
             tasks = await asyncio.to_thread(load_tasks, config)
+            note_duplicates(store, tasks)
             worker._make_batches(services, tasks)
             worker._exits = exits.pop_all()
         heartbeat = asyncio.create_task(

@@ -229,6 +229,27 @@ class CampaignTables:
             for step, tasks, metrics, start, end in rows
         ]
 
+    def metric_rows(self, only: int | None = None) -> list[dict[str, Any]]:
+        """Return the metrics of each finished step (or of one), ``step`` among them, and those of
+        the last evaluation that was made during it: ``eval/…``.
+
+        The evaluation before the first step belongs to step 1; ``eval/step`` says how many updates
+        the evaluated policy had.
+        """
+        rows = {
+            row.step: {"step": row.step, **row.metrics}
+            for row in self.steps()
+            if row.state == "done" and only in (None, row.step)
+        }
+        for evaluation in self.evaluations():
+            row = rows.get(max(1, evaluation.step))
+            if row is not None:
+                row.update(
+                    {f"eval/{key}": value for key, value in evaluation.result.items()},
+                    **{"eval/step": evaluation.step},
+                )
+        return list(rows.values())
+
     def finish_evaluation(self, step: int, result: dict[str, Any]) -> None:
         """Store the evaluation of the weights after ``step`` steps; raises StoreError if there is
         one.

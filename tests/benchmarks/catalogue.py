@@ -126,6 +126,14 @@ BENCHMARKS = (
         6,
     ),
     Benchmark(
+        "adviser",
+        "bench_adviser --campaigns",
+        "illnesses that the adviser names within three steps, and alarms in healthy runs",
+        "recorded runs without an illness",
+        "every illness named, no alarm in a healthy run",
+        6,
+    ),
+    Benchmark(
         "routing_alarms",
         "bench_routing_alarms --steps 50 --seeds 0 1 2",
         "alarms on injected faults of routing, and their cost",

@@ -17,7 +17,7 @@ from runners.export.jsonl import validate
 from runners.store.run_store import RunStore
 
 _TIMED = (
-    *("time/", "tokens/per_s"),
+    *("time/", "tokens/per_s", "disk/", "alarms"),
     *("rollout/retried", "rollout/engine_retries", "rollout/pushed_back"),
 )
 """Metrics that depend on the clock, or on the number of attempts."""

@@ -19,7 +19,7 @@ from tests.fakes.routing_rollouts import rollouts as routed_rollouts
 from tests.fakes.step_samples import LINEAR, rollouts, samples_of
 from tests.fakes.tiny_model import write_tiny_model
 
-OF_THE_LOOP = {"step", "eval/step", "time/step_s"}
+OF_THE_LOOP = {"step", "eval/step", "time/step_s", "disk/free_mb", "alarms"}
 """Compared with the page in ``test_campaign.py`` on the lines of a real run."""
 
 

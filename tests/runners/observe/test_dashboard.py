@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 from rich.console import Console
 
+from runners.adviser.alarm import Alarm
 from runners.observe.dashboard import Dashboard, LiveView, format_duration
 from runners.observe.progress import Progress
 from runners.observe.terminal_plot import plot_rates
@@ -49,6 +50,31 @@ def test_the_dashboard_fits_the_terminal_and_shows_everything(width: int, height
         assert part in text
     assert any("harness" in line and " 9 " in line for line in lines)
     assert "◆" in "".join(line for line in lines if "┤" in line or "│" in line)
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40)])
+def test_the_dashboard_shows_alarms_and_still_fits(width: int, height: int) -> None:
+    progress = a_progress()
+    progress.alarms = [
+        Alarm(name, f"37 of 61 [attempts] failed in steps 4 to 5{' and on' * 20}", "lower it")
+        for name in ("abort_storm", "dead_grader", "flat_groups", "truncation")
+    ]
+    lines = picture(progress, width, height)
+    text = "\n".join(lines)
+    assert len(lines) < height
+    assert max(map(len, lines)) <= width
+    for part in ("▲ abort_storm  37 of 61 [attempts]", "   lower it", "truncation", "12/40"):
+        assert part in text
+
+
+def test_an_alarm_is_printed_when_it_comes_and_again_when_it_comes_again() -> None:
+    progress, file = a_progress(), io.StringIO()
+    alarm = Alarm("flat_groups", "8 of 8 (100 %) groups", "raise sampling.temperature")
+    view = LiveView(progress, "off", Console(file=file, width=80))
+    for alarms in ([alarm], [alarm], [], [alarm]):
+        progress.alarms = alarms
+        view._view._print_new()  # type: ignore[union-attr]  # its thread would need time
+    assert file.getvalue().count("alarm flat_groups: 8 of 8 (100 %) groups; fix: raise") == 2
 
 
 def test_the_dashboard_of_a_run_that_has_not_begun_is_whole() -> None:

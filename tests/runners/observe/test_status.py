@@ -54,11 +54,22 @@ def test_the_status_of_a_running_run_shows_its_progress(store: RunStore) -> None
         assert part in shown
 
 
-def test_a_compaction_that_never_happened_is_shown(store: RunStore) -> None:
+def test_an_alarm_is_shown_with_its_evidence_and_its_fix(store: RunStore) -> None:
+    assert read_status(store.run_dir).alarms == []
+    store.begin_step(2, ["a"])
+    for member in range(4):
+        outcome = Outcome(OutcomeCode.GRADER_ERROR, Stage.GRADE, "no verdict")
+        name = f"train-000002-00-0{member}"
+        store.put_rollout(replace(a_rollout(name), outcome=outcome, solved=None, reward=None))
+    store.finish_step(2, {"train/solve_rate": None})
     found = read_status(store.run_dir)
-    assert "no compaction" not in text(render(found))
-    missed = replace(found, metrics={**found.metrics, "rollout/compactions_missed": 3})
-    assert "3 turns of the last step went on beyond" in text(render(missed))
+    [alarm] = found.alarms
+    assert alarm.name == "dead_grader"
+    shown = text(render(found))
+    assert "alarm: dead_grader" in shown
+    assert "4 of grader.error" in shown
+    assert "agentrl eval --gold" in shown
+    assert json.loads(json.dumps(found.to_dict()))["alarms"][0]["name"] == "dead_grader"
 
 
 def test_training_tasks_are_counted_by_their_last_step(store: RunStore) -> None:

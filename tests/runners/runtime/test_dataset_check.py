@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from rich.console import Console
@@ -10,10 +11,15 @@ from rich.console import Console
 from conf.compose import compose
 from conf.errors import ExitCode
 from conf.schema import Config
+from runners.adviser.adviser import advise_run
+from runners.adviser.history import DUPLICATES
 from runners.observe.status import read_store_status, render
-from runners.runtime.dataset_check import EVENT, check_datasets
+from runners.runtime.dataset_check import EVENT, check_datasets, note_duplicates
 from runners.runtime.driver import open_run
+from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
+from runners.tasks.contract import Task
+from tests.fakes.records import a_rollout
 from tests.runners.tasks.dataset_rows import write
 from tests.runners.tasks.published_rows import ROWS
 
@@ -101,3 +107,38 @@ def test_generated_tasks_and_earlier_runs_have_no_digest(tmp_path: Path) -> None
     with open_run(compose([]), tmp_path / "run", resume=False) as store:
         check_datasets(store, compose([]))
         check_datasets(store, configure(tmp_path / "later.jsonl"))
+
+
+def test_tasks_that_are_there_twice_are_kept_once_and_alarm(tmp_path: Path) -> None:
+    train = [_task(f"t{number}", statement=f"problem {number}") for number in range(8)]
+    doubled = [*train, _task("again", statement=" problem 3\n")]
+    measured = [*doubled, _task("held", statement="problem 0", split="held_out")]
+    with RunStore.create(tmp_path / "run", {}) as store:
+        note_duplicates(store, train)
+        assert not store.events(DUPLICATES)
+        note_duplicates(store, measured)
+        note_duplicates(store, measured)  # a resumed run
+        [event] = store.events(DUPLICATES)
+        assert event.data == {"tasks": 9, "train": 1, "held_out": 1, "example": ["t0", "held"]}
+        store.put_rollout(a_rollout())
+        store.begin_step(1, ["t0"])
+        store.finish_step(1, {})
+        [alarm] = advise_run(store)
+    assert alarm.name == "duplicates"
+    assert "1 held-out tasks are training tasks, too" in alarm.evidence
+    assert "t0 and held" in alarm.evidence
+
+
+def _task(name: str, *, statement: str, split: Literal["train", "held_out"] = "train") -> Task:
+    return Task(
+        id=name,
+        split=split,
+        repo=Path("/repo"),
+        base_commit="c0",
+        problem_statement=statement,
+        fail_to_pass=("a", "b"),
+        pass_to_pass=(),
+        protected=(),
+        gold_patch="",
+        kind="bug",
+    )
