@@ -17,6 +17,7 @@ from typing import Any
 
 from conf.cache import cache_root
 from conf.schema import Config
+from conf.sections.engine import EngineConfig
 from conf.sections.executor import RayExecutorConfig
 from conf.sections.rollout import RolloutConfig
 from runners.concurrency.limits import Admission, TokenBucket
@@ -97,6 +98,7 @@ async def start_services(
     adapter: str | None = None,
     weight_plan: Path | None = None,
     version_offset: int = 0,
+    engine: EngineConfig | None = None,
 ) -> AsyncIterator[Services]:
     """Start everything and yield it; stop it when the context is left.
 
@@ -105,8 +107,11 @@ async def start_services(
     uses, and that the caller loads first (``Services.engine.update_weights``). ``on_service_exit``
     is called when a service exits by itself. ``weight_plan``: the file of a replayed run's weights
     (embedded engine). ``version_offset``: added to the weight versions that the engine reports.
-    Raises AgentrlError.
+    ``engine``: servers that run already, in place of the configuration's. Raises AgentrlError.
     """
+    given = config
+    if engine is not None:
+        config = config.model_copy(update={"engine": engine})
     run_dir = store.run_dir
     ledger = Ledger(store)
     routing = find_captured_shape(config, weights or config.model.path)
@@ -140,7 +145,7 @@ async def start_services(
             config, starter, url, tokenizer, routing, adapter, version_offset
         )
         admin = await _connect_to_gateway(config, exits, gateway, store)
-        engine = await connect_to_engine(
+        served = await connect_to_engine(
             config, exits, url, weights, version, routing, adapter=adapter
         )
         context = faults.wrap_context(
@@ -151,9 +156,10 @@ async def start_services(
         execute = execute_here(recorder)
         if (executor := cluster.result()) is not None:
             exits.push_async_callback(executor.close)
-            await executor.start(config, gateway.info, context, recorder)
+            # Workers read the configuration anew, by its rules: as the user gave it.
+            await executor.start(given, gateway.info, context, recorder)
             execute = executor
-        yield Services(faults.wrap_engine(engine), context, rollout_store, execute)
+        yield Services(faults.wrap_engine(served), context, rollout_store, execute)
 
 
 def _make_context(

@@ -129,7 +129,7 @@ class SlimeRolloutWorker:
         The run is taken back to the ``first_rollout`` steps that slime's checkpoint has.
         """
         config = read_config(run_dir)
-        config = config.model_copy(update={"engine": await find_engine(args, config)})
+        engine = await find_engine(args, config)
         model = config.model
         tokenizer = model.tokenizer or Path(args.hf_checkpoint)
         weights = model.path or Path(args.hf_checkpoint)
@@ -168,6 +168,7 @@ class SlimeRolloutWorker:
                     on_service_exit=worker._services.note_exit,
                     # In each job slime counts from 1, the weights with which it starts.
                     version_offset=first_rollout - 1,
+                    engine=engine,
                 )
             )
             publish_gateway(run_dir, services.context.gateway.url, config.gateway.public_url)

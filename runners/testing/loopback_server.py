@@ -17,6 +17,8 @@ class LoopbackServer(ABC):
     """A server of one handler; ``async with`` serves it at ``url``."""
 
     url = ""
+    port = 0
+    """0: any that is free."""
     _runner: web.ServerRunner | None = None
 
     async def __aenter__(self) -> Self:
@@ -27,7 +29,7 @@ class LoopbackServer(ABC):
         server = web.Server(self._handle, handler_cancellation=True, request_factory=make_request)
         self._runner = web.ServerRunner(server, shutdown_timeout=0.1)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
         host, port = self._runner.addresses[0][:2]
         self.url = f"http://{host}:{port}"
         return self

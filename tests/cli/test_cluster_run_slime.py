@@ -12,11 +12,9 @@ from pathlib import Path
 import pytest
 
 from runners.store.run_store import RunStore
-from runners.testing.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 from tests.cli.conftest import Agentrl
 from tests.fakes.cluster import HOSTS, Cluster, make_cluster
-from tests.fakes.tiny_model import write_tiny_model
-from tests.runners.tasks.repositories import make_task
+from tests.fakes.cluster_tasks import write_job_inputs
 
 pytestmark = pytest.mark.integration
 
@@ -33,17 +31,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     (tmp_path / "fake" / "nodes").mkdir()
     for host in HOSTS:
         (tmp_path / "fake" / "nodes" / host).touch()
-    weights = tmp_path / "shared" / "weights"
-    write_tiny_tokenizer(weights)
-    write_tiny_model(weights, vocab_size=tiny_tokenizer().get_vocab_size())
-    row = {
-        "problem_statement": "Fix add.",
-        "repo_path": str(make_task(tmp_path).repo),
-        "workdir": "/repo",
-        "f2p_script": "raise SystemExit(1)",
-    }
-    rows = [json.dumps({"instance_id": f"task-{number}", **row}) for number in range(3)]
-    (tmp_path / "shared" / "tasks.jsonl").write_text("\n".join(rows) + "\n")
+    write_job_inputs(tmp_path / "shared", 3, repository=tmp_path)
     train = {"FAKE_PYTHON": sys.executable, "FAKE_TRAIN": "tests.fakes.slime_train"}
     for name, value in made.environment(**train).items():
         monkeypatch.setenv(name, value)

@@ -6,6 +6,7 @@ Megatron or SGLang (slime 624b824).
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,14 +18,9 @@ from unittest.mock import MagicMock
 
 ABSENT = (
     *("sglang", "sglang_router", "megatron", "wandb", "triton", "torchvision", "mbridge"),
-    *(
-        "torch_memory_saver",
-        "slime.backends.sglang_utils",
-        "ray.util",
-        "ray.actor",
-        "ray.exceptions",
-    ),
+    *("torch_memory_saver", "slime.backends.sglang_utils"),
 )
+RAY = ("ray.util", "ray.actor", "ray.exceptions")
 """Packages that are replaced."""
 
 
@@ -40,11 +36,14 @@ class _Anything(ModuleType):
 
 
 class _Finder(MetaPathFinder, Loader):
+    def __init__(self, *, replace_ray: bool) -> None:
+        self._absent = ABSENT + (RAY if replace_ray else ())
+
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find every module of ``ABSENT``."""
-        if any(name == each or name.startswith(f"{each}.") for each in ABSENT):
+        """Find every module that is replaced."""
+        if any(name == each or name.startswith(f"{each}.") for each in self._absent):
             return ModuleSpec(name, self, is_package=True)
         return None
 
@@ -99,10 +98,17 @@ def get(found: Any) -> Any:
     return found.result() if isinstance(found, Future) else found
 
 
-def install() -> None:
-    """Make slime importable."""
-    ray: Any = _Anything("ray")
-    ray.__path__ = []
-    ray.remote, ray.get, ray.put = remote, get, lambda value, **_: value
-    sys.modules["ray"] = ray
-    sys.meta_path.insert(0, _Finder())
+def install(*, replace_ray: bool = True) -> None:
+    """Make slime importable; a real Ray stays with ``replace_ray=False``."""
+    sys.meta_path.insert(0, _Finder(replace_ray=replace_ray))
+    if replace_ray:
+        ray: Any = _Anything("ray")
+        ray.__path__ = []
+        ray.remote, ray.get, ray.put = remote, get, lambda value, **_: value
+        sys.modules["ray"] = ray
+
+
+def install_in_worker() -> None:
+    """Make slime importable in a process of a real Ray (``worker_process_setup_hook``)."""
+    sys.path.append(os.environ["SLIME_SOURCE"])
+    install(replace_ray=False)

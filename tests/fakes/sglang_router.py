@@ -6,17 +6,26 @@ does not know, it has no ``/abort_request`` and no ``/v1/loads``, and it lists i
 
 from __future__ import annotations
 
-from typing import Any, Self
+from contextlib import suppress
+from typing import Any, Protocol, Self
 
 import aiohttp
 import orjson
 from aiohttp import web
 
 from runners.testing.loopback_server import LoopbackServer
-from runners.testing.scripted_engine import ScriptedEngine
 
 KNOWN = ("rid", "input_ids", "sampling_params", "return_logprob")
 """The fields of ours that the router passes on."""
+
+
+class Worker(Protocol):
+    """An engine that answers somewhere."""
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        ...
 
 
 class Router(LoopbackServer):
@@ -25,7 +34,7 @@ class Router(LoopbackServer):
     spreads = False
     """Send requests to the servers in turn, whatever their routing key."""
 
-    def __init__(self, *workers: ScriptedEngine) -> None:
+    def __init__(self, *workers: Worker) -> None:
         self.workers = workers
         self.keys: list[str | None] = []
         """The routing keys of generations."""
@@ -59,14 +68,17 @@ class Router(LoopbackServer):
         body = orjson.loads(await request.read())
         self.keys.append(request.headers.get("X-SMG-Routing-Key"))
         kept = {name: body[name] for name in KNOWN if name in body}
-        number = len(self.keys) % len(self.workers) if self.spreads else 0
-        url = f"{self.workers[number].url}/generate"
-        async with self._client.post(url, data=orjson.dumps(kept)) as response:
-            return web.Response(
-                body=await response.read(),
-                status=response.status,
-                content_type=response.content_type,
-            )
+        number = len(self.keys) if self.spreads else 0
+        for attempt in range(len(self.workers)):  # one that is gone is left out
+            url = f"{self.workers[(number + attempt) % len(self.workers)].url}/generate"
+            with suppress(aiohttp.ClientConnectionError):
+                async with self._client.post(url, data=orjson.dumps(kept)) as response:
+                    return web.Response(
+                        body=await response.read(),
+                        status=response.status,
+                        content_type=response.content_type,
+                    )
+        return web.Response(status=503, text="no healthy worker")
 
     def _workers(self) -> web.Response:
         workers = [

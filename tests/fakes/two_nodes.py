@@ -22,10 +22,8 @@ from conf.compose import compose
 from conf.schema import Config
 from launch.job_files import write_job
 from launch.plan import JobPlan, plan_job
-from runners.testing.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 from tests.fakes.cluster_config import LAUNCHERS
-from tests.fakes.tiny_model import write_tiny_model
-from tests.runners.tasks.repositories import make_task
+from tests.fakes.cluster_tasks import write_job_inputs
 
 FAKES = Path(__file__).parent
 SECRET = "e2b_do-not-write-this"
@@ -174,16 +172,7 @@ def make_two_nodes(root: Path) -> TwoNodes:
         f"enter_host node1 {start} --address head:6379 >&2\n"
         '"$@"\n'
     )
-    write_tiny_tokenizer(shared / "weights")
-    write_tiny_model(shared / "weights", vocab_size=tiny_tokenizer().get_vocab_size())
-    row = {
-        "problem_statement": "Fix add.",
-        "repo_path": str(make_task(root).repo),
-        "workdir": "/repo",
-        "f2p_script": "raise SystemExit(1)",
-    }
-    rows = [json.dumps({"instance_id": f"task-{number}", **row}) for number in range(9)]
-    (shared / "tasks.jsonl").write_text("\n".join(rows) + "\n")
+    write_job_inputs(shared, 9, repository=root)
     return TwoNodes(root)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,9 @@ import psutil
 from runners.processes.ports import free_port
 
 STARTED = "Ray runtime started"
+GAVE_UP = "timed out during startup"
+STARTS = 4
+"""Times that a node is started on a machine so busy that Ray gives up."""
 START_S = 300.0
 LIMITS = (
     *("--num-cpus=1", "--object-store-memory=80000000", "--disable-usage-stats"),
@@ -96,23 +100,34 @@ class RayCluster:
         return self._start(prefix, f"--address={self.address}", *options)
 
     def _start(self, prefix: Sequence[str], *options: str) -> Node:
-        log = self.directory / f"node-{len(self.nodes)}.log"
-        ray = Path(sys.executable).with_name("ray")
-        with log.open("wb") as sink:
-            process = subprocess.Popen(
-                [*prefix, ray, "start", *options, *LIMITS],
-                stdin=subprocess.DEVNULL, stdout=sink, stderr=sink,
-                env={**os.environ, **HEALTH, "XDG_CACHE_HOME": str(self.directory / "cache")},
-                start_new_session=True,
-            )  # fmt: skip
-        node = Node(process, log)
+        for left in reversed(range(STARTS)):
+            log = self.directory / f"node-{len(self.nodes)}.log"
+            ray = Path(sys.executable).with_name("ray")
+            with log.open("wb") as sink:
+                process = subprocess.Popen(
+                    [*prefix, ray, "start", *LIMITS, *options],
+                    stdin=subprocess.DEVNULL, stdout=sink, stderr=sink,
+                    env={**os.environ, **HEALTH, "XDG_CACHE_HOME": str(self.directory / "cache")},
+                    start_new_session=True,
+                )  # fmt: skip
+            node = Node(process, log)
+            if self._has_started(node, can_retry=left > 0):
+                break
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # what it has started has no parent now
         self.nodes.append(node)
-        until = time.monotonic() + START_S
-        while STARTED not in log.read_text(errors="replace"):
-            assert process.poll() is None, log.read_text(errors="replace")
-            assert time.monotonic() < until, log.read_text(errors="replace")
-            time.sleep(0.1)
         return node
+
+    def _has_started(self, node: Node, *, can_retry: bool) -> bool:
+        """Wait for a node; returns False if Ray gave up, which it does after 30 s."""
+        until = time.monotonic() + START_S
+        while STARTED not in (text := node.log.read_text(errors="replace")):
+            if node.process.poll() is not None and can_retry and GAVE_UP in text:
+                return False
+            assert node.process.poll() is None, text
+            assert time.monotonic() < until, text
+            time.sleep(0.1)
+        return True
 
 
 @contextmanager

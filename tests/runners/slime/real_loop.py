@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
-import json
 import os
 import sys
 import threading
@@ -33,12 +32,10 @@ from runners.slime.run_config import VARIABLE
 from runners.store.run_store import RunStore
 from runners.testing.completions import Completion
 from runners.testing.scripted_engine import ScriptedEngine
-from runners.testing.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 from tests.fakes import below_slime
+from tests.fakes.cluster_tasks import write_job_inputs
 from tests.fakes.sglang_router import Router
 from tests.fakes.slime_train import SAYS
-from tests.fakes.tiny_model import write_tiny_model
-from tests.runners.tasks.repositories import make_task
 
 MEGATRON = {
     "context_parallel_size": 1, "data_pad_size_multiplier": 128, "balance_data": False,
@@ -60,16 +57,7 @@ def write_job(root: Path, mode: str, steps: int) -> Config:
     """Write a job's directory and what it refers to; return its configuration."""
     weights = root / "weights"
     if not weights.exists():
-        write_tiny_tokenizer(weights)
-        write_tiny_model(weights, vocab_size=tiny_tokenizer().get_vocab_size())
-        row = {
-            "problem_statement": "Fix add.",
-            "repo_path": str(make_task(root).repo),
-            "workdir": "/repo",
-            "f2p_script": "raise SystemExit(1)",
-        }
-        rows = [json.dumps({"instance_id": f"task-{number}", **row}) for number in range(5)]
-        (root / "tasks.jsonl").write_text("\n".join(rows) + "\n")
+        write_job_inputs(root, 5, repository=root)
     config = compose(
         [
             *("trainer=slime", "launch=ray", "launch.head=127.0.0.1", "model=qwen3_30b_a3b"),
