@@ -71,6 +71,7 @@ def dump_trajectories(
     from cli.invocation import print_json, stderr
     from runners.export import dump
     from runners.export.decoding import find_decode
+    from runners.export.known_values import require_known
     from runners.store.run_store import RunStore
 
     formats = dump.parse_formats(form)
@@ -78,6 +79,7 @@ def dump_trajectories(
     if validate and not {"jsonl", "sft"}.intersection(formats):
         raise dump.DumpError(f"--validate checks jsonl and sft: --format {form},jsonl")
     with RunStore.open(run, read_only=True) as store:
+        require_known(store, tasks=selection.tasks, steps=selection.steps)
         decode = find_decode(store.config())
         report = dump.dump(
             store,

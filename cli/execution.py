@@ -51,6 +51,19 @@ def check_evaluations(jobs: Sequence[Job], benchmark: str, *, uses_policy: bool 
     report_sets(sets)
     found = (find_problems(job.config, job.run_dir, trains=False) for job in jobs)
     refuse_start((problem for problems in found for problem in problems), errors)
+    _check_selections(jobs, benchmark)
+
+
+def _check_selections(jobs: Sequence[Job], benchmark: str) -> None:
+    """Raise ConfigError if ``eval.ids`` or ``eval.offset`` leave no task, before a run directory is
+    made. The ids of generated tasks are known only once they are made; the run needs them, too.
+    """
+    from runners.evaluation.benchmarks import find_benchmark
+    from runners.evaluation.plan import select_tasks
+
+    for job in jobs:
+        if (job.config.eval.ids, job.config.eval.offset) != ("*", 0):
+            select_tasks(find_benchmark(benchmark), job.config)
 
 
 def execute_evaluation(benchmark: Benchmark, job: Job) -> EvaluationResult:

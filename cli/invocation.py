@@ -6,6 +6,7 @@ Results go to stdout, everything else to stderr. With ``--json`` stdout contains
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +15,20 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from conf.errors import AgentrlError, ExitCode, error_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from rich.console import Console
 
     from conf.schema import Config
     from launch.preflight import Problem
+
+
+SHOWN = 20
+"""Most lines of a list of errors, or warnings of one kind, that a person is shown."""
+_LINE_LENGTH = 2_000
+"""Characters of a line: the longest list of choices fits, a pasted file does not."""
+_ERRNO = re.compile(r"\[Errno -?\d+\] ")
+"""Python's number of an error of the system, before its words."""
 
 
 @dataclass(slots=True)
@@ -50,7 +59,7 @@ class Invocation:
         if self.debug:
             traceback.print_exception(error)
         if isinstance(error, AgentrlError):
-            return error.exit_code, error_text(error)
+            return error.exit_code, _ERRNO.sub("", error_text(error))
         try:
             log = self._write_log("".join(traceback.format_exception(error)))
         except OSError:
@@ -115,18 +124,35 @@ def print_json(document: dict[str, Any]) -> None:
 
 
 def report_error(message: str) -> None:
-    """Print an error to stderr, in red: a line, a heading with its list, or several errors."""
+    """Print an error to stderr, in red: a line, a heading with its list, or several errors.
+
+    Of a list the first ``SHOWN`` are printed, with the number of the others; ``--json`` has all.
+    """
     from runners.trajectory.printable import make_printable
 
-    lines = make_printable(message).splitlines() or ["(no message)"]
+    lines = [_cut(line) for line in make_printable(message).splitlines()] or ["(no message)"]
     console = stderr()
     if len(lines) == 1 or lines[0].endswith(":"):
         console.print("error:", style="bold red", end=" ")
         console.print(lines.pop(0), style="red", soft_wrap=True)
     else:
         console.print(f"{len(lines)} errors:", style="bold red")
-    for line in lines:
+    for line in lines[:SHOWN]:
         console.print(f"  {line}", style="red", soft_wrap=True)
+    if (more := len(lines) - SHOWN) > 0:
+        console.print(f"  and {more:,} more", style="red")
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= _LINE_LENGTH else f"{line[:_LINE_LENGTH]}…"
+
+
+def report_each(report: Callable[[str], None], messages: Sequence[str]) -> None:
+    """Report the first ``SHOWN`` of several messages of one kind, then the number of the others."""
+    for message in messages[:SHOWN]:
+        report(message)
+    if (more := len(messages) - SHOWN) > 0:
+        report(f"and {more:,} more")
 
 
 def report_warning(message: str) -> None:

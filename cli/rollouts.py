@@ -114,6 +114,7 @@ def rollouts(
 ) -> None:
     """List the rollouts of a run, running or ended, or show one; the run is only read."""
     from cli.invocation import print_json, stdout
+    from runners.export.known_values import require_known
     from runners.store.run_store import RunStore
     from runners.viewer.filters import RolloutQuery, ViewError, parse_query
     from runners.viewer.listing import list_rollouts
@@ -136,6 +137,7 @@ def rollouts(
         if rollout is not None:
             _show(store, rollout, chain, full=full, as_json=as_json)
             return
+        require_known(store, tasks=query.task, steps=query.steps, group=query.group)
         if query.search:
             _index(run, store)
         listing = list_rollouts(store, query, offset, limit)

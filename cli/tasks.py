@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
 from cli.arguments import NO_TRAINING, ConfigDir, Json, Overrides, examples
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from conf.sections.task import JsonlTaskConfig
     from runners.tasks.contract import Task
     from runners.tasks.listing import TaskFilter, TaskListing
+    from runners.tasks.readiness import State
 
 app = typer.Typer(
     no_args_is_help=True, help="List tasks, and write them as rows or Harbor directories."
@@ -37,13 +40,26 @@ DatasetPath = Annotated[
     str, typer.Argument(metavar="PATH", help="As in task.path.", show_default=False)
 ]
 Match = Annotated[str, typer.Option("--match", metavar="GLOB", help="Only tasks of such ids.")]
+SPLITS = ("train", "held_out")
+STATES: dict[str, State] = {
+    "ready": "ready",
+    "needs-image": "needs image",
+    "refused": "refused",
+}
+"""A dataset's states of tasks, as the option has them."""
 Split = Annotated[
-    Literal["train", "held_out"] | None,
-    typer.Option(help="Only tasks of this split.", show_default=False),
+    str | None,
+    typer.Option(
+        metavar=f"[{'|'.join(SPLITS)}]", help="Only tasks of this split.", show_default=False
+    ),
 ]
-State = Annotated[
-    Literal["ready", "needs-image", "refused"] | None,
-    typer.Option(help="Only tasks of which these sandboxes say so.", show_default=False),
+StateName = Annotated[
+    str | None,
+    typer.Option(
+        metavar=f"[{'|'.join(STATES)}]",
+        help="Only tasks of which these sandboxes say so.",
+        show_default=False,
+    ),
 ]
 Schema = Annotated[
     str | None,
@@ -59,7 +75,7 @@ def list_tasks(
     overrides: Overrides = None,
     _config_dir: ConfigDir = None,
     match: Match = "*",
-    state: State = None,
+    state: StateName = None,
     schema: Schema = None,
     split: Split = None,
     as_json: Json = False,
@@ -68,7 +84,7 @@ def list_tasks(
 
     With --json also kind, grading and image. Exit code 5: an entry is malformed.
     """
-    from cli.invocation import print_json, report_error, stdout
+    from cli.invocation import print_json, report_each, report_error, stdout
     from cli.tables import render_tasks
     from conf.errors import ExitCode
 
@@ -77,8 +93,7 @@ def list_tasks(
         print_json(listing.to_dict())
     else:
         stdout().print(render_tasks(listing))
-    for fault in listing.faults:
-        report_error(fault)
+    report_each(report_error, listing.faults)
     raise typer.Exit(int(ExitCode.DATA_REFUSED if listing.faults else ExitCode.DONE))
 
 
@@ -90,7 +105,7 @@ def convert(
     ],
     overrides: Overrides = None,
     match: Match = "*",
-    state: State = None,
+    state: StateName = None,
     schema: Schema = None,
     split: Split = None,
     as_json: Json = False,
@@ -100,15 +115,14 @@ def convert(
     Layers of trainers are removed, each row names its schema, and files beside the rows that they
     need are copied. Exit code 5: an entry is malformed; the other ones are written.
     """
-    from cli.invocation import print_json, report_error, report_warning
+    from cli.invocation import print_json, report_each, report_error, report_warning
     from conf.errors import ConfigError, ExitCode
     from runners.tasks.row_conversion import convert_rows
 
     config, listing, tasks = _read(path, overrides, _make_filter(match, state, schema, split))
-    for fault in listing.faults:
-        report_error(fault)
-    for name, reason in listing.set_aside.items():
-        report_warning(f"{name} is set aside: {reason}")
+    report_each(report_error, listing.faults)
+    aside = [f"{name} is set aside: {reason}" for name, reason in listing.set_aside.items()]
+    report_each(report_warning, aside)
     if not tasks:
         raise ConfigError(f"no task of {path} is meant: change --match, --state, --schema, --split")
     written = convert_rows(config, tasks, out)
@@ -120,15 +134,26 @@ def convert(
     raise typer.Exit(int(ExitCode.DATA_REFUSED if listing.faults else ExitCode.DONE))
 
 
-def _make_filter(match: str, state: State, schema: str | None, split: str | None) -> TaskFilter:
+def _check_choice(option: str, given: str | None, known: Iterable[str]) -> None:
+    """Raise ConfigError for an option's value that is none of the known ones."""
     from conf.errors import ConfigError
+    from runners.export.filter_texts import describe_choices
+
+    known = sorted(known)
+    if given is not None and given not in known:
+        raise ConfigError(f"{option} {given}: {describe_choices(given, known)}")
+
+
+def _make_filter(
+    match: str, state: str | None, schema: str | None, split: str | None
+) -> TaskFilter:
     from conf.sections.task import FormatName
     from runners.tasks.listing import TaskFilter
 
-    known = {*get_args(FormatName), "harbor"} - {"auto"}
-    if schema is not None and schema not in known:
-        raise ConfigError(f"--schema {schema} is none of {', '.join(sorted(known))}")
-    return TaskFilter(match, "needs image" if state == "needs-image" else state, schema, split)
+    _check_choice("--schema", schema, {*get_args(FormatName), "harbor"} - {"auto"})
+    _check_choice("--state", state, STATES)
+    _check_choice("--split", split, SPLITS)
+    return TaskFilter(match, None if state is None else STATES[state], schema, split)
 
 
 def _read(
@@ -169,15 +194,15 @@ def export_harbor(
 
     Exit code 5: some tasks have no such form; each is named.
     """
-    from cli.invocation import print_json, report_warning
+    from cli.invocation import print_json, report_each, report_warning
     from conf.compose import compose
     from conf.errors import ExitCode
     from runners.tasks.suite_export import export_suite
 
+    _check_choice("--split", split, SPLITS)
     config = compose([*NO_TRAINING, *(overrides or [])])
     suite = export_suite(config, out, match, split)
-    for name, reason in suite.refused.items():
-        report_warning(f"{name}: {reason}")
+    report_each(report_warning, [f"{name}: {why}" for name, why in suite.refused.items()])
     if as_json:
         print_json({"path": str(out), "written": list(suite.written), "refused": suite.refused})
     else:

@@ -25,7 +25,7 @@ from pydantic import ValidationError
 
 from conf import grammar
 from conf.annotated_yaml import annotate
-from conf.error_messages import explain_errors, missing_value
+from conf.error_messages import explain_errors, format_value, missing_value
 from conf.errors import ConfigError
 from conf.fault_plan import load_fault_plan
 from conf.idle import find_idle
@@ -240,7 +240,9 @@ def _check_choice(override: Override, faults: list[str]) -> bool:
             f"{line}: {group} is a group; choose with {group}=CHOICE, set {group}.KEY=VALUE"
         )
     elif override.value() not in groups()[group]:
-        faults.append(refuse_version(str(line)) or unknown_choice(group, override.value()))
+        faults.append(
+            refuse_version(str(line)) or unknown_choice(group, format_value(override.value()))
+        )
     else:
         return True
     return False

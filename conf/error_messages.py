@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from conf.keys import unknown_key
+from conf.keys import lookup, unknown_key
+from conf.schema_walk import find_models
 from conf.sections.plugin import BY_NAME, BY_TARGET
-from conf.suggestions import suggest
+from conf.suggestions import closest_match, suggest
 from conf.url_secrets import hide_secrets
 
 if TYPE_CHECKING:
@@ -24,13 +25,20 @@ _EXPECTED = {
     "greater_than_equal": "must be at least {ge}",
     "less_than": "must be less than {lt}",
     "less_than_equal": "must be at most {le}",
-    "tuple_type": "must be a list such as [0.9,0.95]",
     "too_long": "must have {max_length} items",
+    "too_short": "must have at least {min_length} items",
+    "string_too_short": "must not be empty",
+    "string_too_long": "must have at most {max_length} characters",
     "model_type": "must be a section of keys",
     "dict_type": "must be a section of keys",
     "model_attributes_type": "must be a section of keys",
 }
 
+_LIST_TYPES = ("tuple_type", "list_type")
+_ENTRY_NAME = "[key]"
+"""pydantic's last part of the location of a mapping's name."""
+_VALUE_LENGTH = 200
+"""Characters of a value that a message repeats."""
 _TYPES = ("bool", "int", "float", "str")
 """pydantic's names of the types of a union that have no ``[…]`` in them."""
 
@@ -71,9 +79,11 @@ def _dotted_key(loc: Iterable[int | str], tree: Mapping[str, Any]) -> str:
             node = node[part] if isinstance(node, list) and part < len(node) else None
             continue
         beside: Mapping[str, Any] = node if isinstance(node, Mapping) else {}
-        if part in (BY_NAME, BY_TARGET) or (part not in beside and beside.get("kind") == part):
+        if part in (BY_NAME, BY_TARGET, _ENTRY_NAME) or (
+            part not in beside and beside.get("kind") == part
+        ):
             continue
-        if not beside and (part in _TYPES or "[" in part):
+        if part not in beside and (part in _TYPES or "[" in part):
             break
         key = f"{key}.{part}" if key else part
         node = beside.get(part)
@@ -83,11 +93,18 @@ def _dotted_key(loc: Iterable[int | str], tree: Mapping[str, Any]) -> str:
 def _explain(key: str, detail: Mapping[str, Any], tree: Mapping[str, Any]) -> str:
     kind, context = detail["type"], detail.get("ctx", {})
     if kind == "extra_forbidden":
-        return unknown_key(key, _without(tree, key))
+        return _unknown(key, tree)
     if kind in ("missing", "union_tag_not_found"):
         return missing_value(key)
+    if detail["loc"][-1] == _ENTRY_NAME:
+        section = key.rpartition(".")[0]
+        return f"{section}: {format_value(detail['input'])} {context.get('error', 'is no name')}"
     given = f"{key}={format_value(detail['input'])}"
+    if kind in _LIST_TYPES:
+        return f"{given} must be a list: '{key}=[{format_value(detail['input'])}]' in the shell"
     if kind in ("string_type", "path_type"):
+        if isinstance(detail["input"], list | dict):
+            return f"{given} must be text"
         quoted = f"'{key}=\"{format_value(detail['input'])}\"'"
         return f"{given} must be text: quote it, {quoted} in the shell"
     if kind == "literal_error":
@@ -99,14 +116,38 @@ def _explain(key: str, detail: Mapping[str, Any], tree: Mapping[str, Any]) -> st
         return f"{given} {context['error']}"
     if kind in _EXPECTED:
         return f"{given} {_EXPECTED[kind].format(**context)}"
-    return f"{given}: {detail['msg'][:1].lower()}{detail['msg'][1:]}"
+    return f"{given} is not possible: see `agentrl show {key}`"
 
 
 def format_value(value: Any) -> str:
     """Return a value as the user writes it, without secrets in URLs."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    return hide_secrets(str(value))
+    text = hide_secrets(_write(value)[: 10 * _VALUE_LENGTH])  # hiding takes quadratic time
+    return text if len(text) <= _VALUE_LENGTH else f"{text[:_VALUE_LENGTH]}…"
+
+
+def _write(value: Any) -> str:
+    """Return lists and mappings in the grammar of overrides."""
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(format_value, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{name}:{format_value(each)}' for name, each in value.items())}}}"
+    return str(value)
+
+
+def _unknown(key: str, tree: Mapping[str, Any]) -> str:
+    """Return the fault of a key that its section does not have."""
+    section, _, name = key.rpartition(".")
+    others = _without(tree, key)
+    fields = {field for model in find_models(section, tree) for field in model.model_fields}
+    known, beside = lookup(others, section)
+    if known and isinstance(beside, Mapping) and fields <= set(beside):
+        return unknown_key(key, others)
+    # an entry of a list or mapping, whose fields the values alone do not show
+    match = closest_match(name, fields)
+    hint = f"did you mean {section}.{match}?" if match else f"it has {', '.join(sorted(fields))}"
+    return f"{key} is not a key: {hint}"
 
 
 def _without(tree: Mapping[str, Any], key: str) -> dict[str, Any]:

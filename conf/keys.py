@@ -194,6 +194,6 @@ def unknown_key(key: str, tree: Mapping[str, Any]) -> str:
 def unknown_choice(group: str, choice: object) -> str:
     """Return the fault of a choice that a group does not have."""
     choices = [*groups()[group], *sorted(plugin_names(SEAMS.get(group, group)))]
-    hint = suggest(str(choice), choices, f"did you mean {group}={{}}? ")
+    hint = suggest(str(choice), choices, f": did you mean {group}={{}}?")
     own = f"; your own: {FORM}" if group in SEAMS else ""
-    return f"{group}={choice} is not a choice: {hint}(choices: {', '.join(choices)}{own})"
+    return f"{group}={choice} is not a choice{hint} (choices: {', '.join(choices)}{own})"

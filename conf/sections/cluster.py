@@ -21,9 +21,21 @@ KeyFile = Annotated[
     expecting("a path that begins with / or ~/, without spaces and %"),
 ]
 FixedPort = Annotated[int, Field(ge=1, le=65535)]
-VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-Assignment = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*=")]
-JobName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$")]
+VariableName = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$"),
+    expecting("the name of an environment variable, such as NCCL_DEBUG"),
+]
+Assignment = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*="),
+    expecting("a variable and its value, NAME=VALUE"),
+]
+JobName = Annotated[
+    str,
+    Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$"),
+    expecting("a name of at most 40 lower-case letters, digits and inner -"),
+]
 
 
 class ClusterLaunchConfig(Section):

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from conf.sections.section import Section
+from conf.sections.section import Section, expecting
 
 MAX_TEXT = 30_000
 """Characters of a text that goes into one argument of a command line: Linux takes 128 KiB."""
@@ -22,13 +22,29 @@ def _check_text(text: str) -> str:
 
 Text = Annotated[str, Field(max_length=MAX_TEXT), AfterValidator(_check_text)]
 """Words for a program, which go into its command line."""
-Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,40}$")]
+Name = Annotated[
+    str,
+    Field(pattern=r"^[a-z][a-z0-9_-]{0,40}$"),
+    expecting("a name of at most 41 lower-case letters, digits, _ and -, a letter first"),
+]
 """Name that a user chooses; programs put it into the names of tools and of their own keys."""
-Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+Variable = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$"),
+    expecting("the name of an environment variable, such as LANG"),
+]
 """Name of a variable of an environment."""
-ToolName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")]
+ToolName = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$"),
+    expecting("the name of a tool, such as Bash or mcp__docs__lookup"),
+]
 """Name of a tool, such as ``Bash`` or ``mcp__docs__lookup``."""
-ToolPattern = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*(\([^\x00-\x1f]+\))?$")]
+ToolPattern = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*(\([^\x00-\x1f]+\))?$"),
+    expecting("a tool such as Bash, or uses of it such as Bash(git push *)"),
+]
 """A tool, or some uses of it: ``Bash(git push *)``."""
 
 

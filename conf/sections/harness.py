@@ -19,11 +19,19 @@ from conf.sections.extensions import (
     ToolSubagentConfig,
 )
 from conf.sections.plugin import PluginConfig
-from conf.sections.section import Section
+from conf.sections.section import Section, expecting
 from conf.suggestions import suggest
 
 TASK = "{problem_statement}"
 """Stands for the task's statement in a prompt."""
+
+
+Version = Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+$"), expecting("a version such as 2.1.210")]
+ProgramName = Annotated[
+    str,
+    Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,40}$"),
+    expecting("a name of at most 41 lower-case letters, digits, _, . and -"),
+]
 
 
 def _check_prompt(text: str) -> str:
@@ -80,7 +88,7 @@ class ClaudeCodeHarnessConfig(ExtensibleHarness):
     """Its own tools that it has; null: those of the scenario."""
     disallowed_tools: tuple[ToolPattern, ...] = ()
     """Tools, or uses of tools, that it refuses."""
-    version: Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+$")]
+    version: Version
     """The only version that is accepted."""
     binary: Path | None
     """The program, or an npm tarball that holds it; null: the one ``agentrl check`` installed."""
@@ -100,7 +108,7 @@ class CodexHarnessConfig(ExtensibleHarness):
     kind: Literal["codex"]
     agents: Mapping[Name, SubagentConfig] = Field(default_factory=dict)
     """Further roles of its sub-agents, by name; it has no lists of tools."""
-    version: Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+$")]
+    version: Version
     """The only version that is accepted."""
     binary: Path | None
     """The program, or an npm tarball that holds it; null: the one ``agentrl check`` installed."""
@@ -116,7 +124,7 @@ class MiniSweAgentHarnessConfig(HarnessSection):
     """mini-swe-agent, the unmodified PyPI package."""
 
     kind: Literal["mini_swe_agent"]
-    version: Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+$")]
+    version: Version
     """The only version that is accepted."""
     directory: Path | None
     """Directory that ``pip install --target`` made, for the Python inside the sandbox; null: the
@@ -182,7 +190,7 @@ class CommandHarnessConfig(HarnessSection):
     """
 
     kind: Literal["command"]
-    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,40}$")]
+    name: ProgramName
     """Name in records and messages."""
     install: str | None
     """Shell command that installs the program on this machine into the directory in which it is

@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from conf.sections.section import Section
-from conf.targets import complete_target, find_target, find_version
+from conf.targets import FORM, complete_target, find_target, find_version
 
 BY_NAME, BY_TARGET = "by_name", "by_target"
 
@@ -59,6 +59,9 @@ def by_name(seam: str, *names: str) -> BeforeValidator:
     """
 
     def read(given: object) -> object:
+        if not isinstance(given, str | dict):
+            words = "".join(f"{name}, " for name in names)
+            raise ValueError(f"must be {words}{FORM}, or {{target: …, options: {{…}}}}")
         if isinstance(given, str) and given not in names:
             return {"target": find_target(given, seam, names)}
         target = given.get("target") if isinstance(given, dict) else None

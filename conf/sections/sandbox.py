@@ -7,9 +7,13 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from conf.sections.plugin import PluginConfig
-from conf.sections.section import BaseUrl, Section
+from conf.sections.section import BaseUrl, Section, expecting
 
-Host = Annotated[str, Field(pattern=r"^(\*\.)?[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")]
+Host = Annotated[
+    str,
+    Field(pattern=r"^(\*\.)?[a-z0-9]([a-z0-9.-]*[a-z0-9])?$"),
+    expecting("the name of a host in lower case, such as pypi.org or *.example.com"),
+]
 """Name of a host in lower case; ``*.example.com`` stands for its subdomains."""
 
 

@@ -52,7 +52,11 @@ class SlurmLaunchConfig(ClusterLaunchConfig):
     """null: the cluster's default."""
     account: Word | None
     """null: the user's default."""
-    time_limit: Annotated[str, Field(pattern=r"^(\d+-)?\d+(:\d\d){0,2}$")]
+    time_limit: Annotated[
+        str,
+        Field(pattern=r"^(\d+-)?\d+(:\d\d){0,2}$"),
+        expecting("a time such as 24:00:00 or 3-00:00:00"),
+    ]
     """In Slurm's format, [DAYS-]HH:MM:SS."""
     qos: Word | None
     """Quality of service; null: the user's default."""

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import AfterValidator, Field, PositiveInt, Tag
 
 from conf.sections.plugin import BY_NAME, SELECT, ByTarget, PluginConfig, by_name
-from conf.sections.section import Section
+from conf.sections.section import Section, expecting
 
 FormatName = Literal[
     "auto",
@@ -119,6 +119,13 @@ class JsonlTaskConfig(TaskFileConfig):
     """Number of tasks that are held out; the seed and their ids choose them."""
 
 
+SetName = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$"),
+    expecting("a name of letters, digits, ., _ and -"),
+]
+
+
 class MixedSetConfig(Section):
     """One set of a mixture."""
 
@@ -126,7 +133,7 @@ class MixedSetConfig(Section):
     """As ``task.path`` of ``task=jsonl``."""
     weight: Annotated[float, Field(gt=0)] = 1.0
     """Share of the tasks that are drawn, relative to the weights of the other sets."""
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] | None = None
+    name: SetName | None = None
     """Name in metrics and reports; null: that of the file or dataset."""
     format: TaskFormat = "auto"
     repositories: Path | None = None

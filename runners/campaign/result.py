@@ -11,8 +11,8 @@ from conf.errors import ExitCode
 from runners.adviser.adviser import add_alarms
 from runners.evaluation.statistics import (
     Interval,
-    bootstrap_interval,
     pass_at_k,
+    task_interval,
     wilson_interval,
 )
 from runners.observe.status import read_best, read_outcomes
@@ -73,14 +73,13 @@ def summarize(store: RunStore, *, wall_s: float) -> dict[str, Any]:
 def find_interval(store: RunStore, row: EvaluationRow) -> Interval | None:
     """Return the 95 % interval of an evaluation's solve rate; None without a rate.
 
-    Wilson's with one attempt per task, else a bootstrap over tasks: attempts at one task are not
-    independent.
+    Wilson's with one attempt per task, else over tasks: attempts at one task are not independent.
     """
     rate, of = row.result.get("solve_rate"), row.result.get("graded", row.result.get("tasks"))
     if rate is None:
         return None
     if "pass@2" in row.result:
-        return bootstrap_interval(_task_rates(store, row.step))
+        return task_interval(_task_rates(store, row.step))
     return wilson_interval(round(rate * (of or 0)), of or 0)
 
 

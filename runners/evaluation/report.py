@@ -76,6 +76,10 @@ class PassAt(ReportModel):
     """Mean over tasks of the unbiased estimate (Chen et al. 2021, arXiv 2107.03374)."""
     tasks: int
     """Number of tasks in the mean: those with at least k valid rollouts."""
+    interval: Interval
+    """The bootstrap's; Wilson's over tasks where the tasks do not differ, or each has one value of
+    0 or 1: resampled, equal values show no uncertainty.
+    """
     bootstrap: Interval
     """Percentile bootstrap over tasks."""
     wilson: Interval | None

@@ -29,6 +29,7 @@ from runners.evaluation.statistics import (
     bootstrap_interval,
     pass_at_k,
     summarize_values,
+    task_interval,
     wilson_interval,
 )
 from runners.evaluation.swebench_files import Submission, classify_failures, render_instances
@@ -263,8 +264,8 @@ class Results:
         tallies = [(len(row.valid), row.solved) for row in self._rows]
         for k in range(1, self._config.eval.attempts_per_task + 1):
             values = [pass_at_k(valid, solved, k) for valid, solved in tallies if valid >= k]
-            interval = bootstrap_interval(values)
-            if interval is None:
+            interval, resampled = task_interval(values), bootstrap_interval(values)
+            if interval is None or resampled is None:
                 return
             wilson = None
             if k == 1:
@@ -273,7 +274,8 @@ class Results:
                 k=k,
                 value=sum(values) / len(values),
                 tasks=len(values),
-                bootstrap=_interval(interval),
+                interval=_interval(interval),
+                bootstrap=_interval(resampled),
                 wilson=None if wilson is None else _interval(wilson),
             )
 

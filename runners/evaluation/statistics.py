@@ -55,7 +55,20 @@ def bootstrap_interval(values: Sequence[float]) -> Interval | None:
     return float(low), float(high)
 
 
-def wilson_interval(successes: int, trials: int) -> Interval | None:
+def task_interval(values: Sequence[float]) -> Interval | None:
+    """Return the 95 % interval of the mean of one rate per task; None without tasks.
+
+    The bootstrap's over tasks; Wilson's with a trial per task where every value is 0 or 1, or all
+    are the same: the bootstrap of 0 of 4 is [0, 0], as if four tasks had proven it.
+
+    Example: ``task_interval([0, 0, 0, 0])`` is (0.0, 0.49).
+    """
+    if len(set(values)) == 1 or set(values) <= {0.0, 1.0}:
+        return wilson_interval(sum(values), len(values))
+    return bootstrap_interval(values)
+
+
+def wilson_interval(successes: float, trials: int) -> Interval | None:
     """Return Wilson's score interval of a rate (JASA 22, 1927, p. 209); None without trials."""
     if not trials:
         return None

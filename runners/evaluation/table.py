@@ -81,10 +81,12 @@ def render_calibration(document: dict[str, Any]) -> Table:
     for name, key in (("reference patch solves", "gold_solved"), ("empty patch", "empty_solved")):
         table.add_row(name, Text(_share(document[key], tasks), style="bold"))
     table.add_row("fit", f"{document['fit']:,} of {tasks:,}")
-    for name, reason in document["set_aside"].items():
-        table.add_row(f"set aside: {name}", Text(reason, style="red"))
-    for name, reason in document["not_graded"].items():
-        table.add_row(f"not graded: {name}", Text(reason, style="yellow"))
+    for key, style in (("set_aside", "red"), ("not_graded", "yellow")):
+        what, found = key.replace("_", " "), list(document[key].items())
+        for name, reason in found[:_NAMED]:
+            table.add_row(f"{what}: {name}", Text(make_printable(reason), style=style))
+        if (more := len(found) - _NAMED) > 0:
+            table.add_row("", f"and {more:,} more in calibration.json")
     table.add_row("directory", Text(document["run_dir"]))
     return table
 
@@ -145,7 +147,7 @@ def _facts(title: str) -> Table:
 
 
 def _pass(row: PassAt) -> str:
-    low, high = row.bootstrap.low, row.bootstrap.high
+    low, high = row.interval.low, row.interval.high
     return f"{row.value:.1%}  [{low:.1%}, {high:.1%}]"
 
 

@@ -25,7 +25,8 @@ from runners.observe.terminal_plot import AXIS, LINE, MARK, plot_rates
 from runners.trajectory.printable import make_printable
 
 _REFRESH_HZ = 4
-_MAX_WIDTH, _MAX_HEIGHT = 120, 40
+_WIDE = 120
+"""Columns from which on a value at the other end of its panel is hard to match with its name."""
 _STAGES = ("queue", "session", "boot", "harness", "patch", "finish", "grade")
 
 Mode = Literal["auto", "on", "off"]
@@ -144,8 +145,7 @@ class Dashboard:
         self._progress = progress
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        width = min(options.max_width, _MAX_WIDTH)
-        height = min(options.size.height - 1, _MAX_HEIGHT)
+        width, height = options.max_width, options.size.height - 1
         alarms = _describe_alarms(self._progress.alarms, 1 if height < 30 else 3)
         room = (3 if height < 30 else 6) - len(alarms)
         notes = list(self._progress.notes)[-max(room, 1) :]
@@ -157,7 +157,7 @@ class Dashboard:
             )
         else:
             yield Constrain(self._columns(), width)
-        yield Constrain(self._tables(), width)
+        yield Constrain(self._tables(wide=width > _WIDE), width)
         for line in alarms:
             yield Constrain(line, width)
         for note in notes:
@@ -217,7 +217,7 @@ class Dashboard:
         )
         return Panel(text, title="results", title_align="left", border_style=AXIS)
 
-    def _tables(self) -> RenderableType:
+    def _tables(self, *, wide: bool) -> RenderableType:
         progress = self._progress
         stages = {stage: progress.in_flight.get(stage, 0) for stage in _STAGES}
         ended = sum(progress.outcomes.values())
@@ -236,9 +236,9 @@ class Dashboard:
         for ratio in (3, 5, 4):
             row.add_column(ratio=ratio)
         row.add_row(
-            _facts("in flight", {name: str(count) for name, count in stages.items()}),
-            _facts("outcomes", outcomes),
-            _facts("policy", figures),
+            _facts("in flight", {name: str(count) for name, count in stages.items()}, wide=wide),
+            _facts("outcomes", outcomes, wide=wide),
+            _facts("policy", figures, wide=wide),
         )
         return row
 
@@ -263,10 +263,13 @@ def _bar(done: int, total: int, style: str) -> tuple[RenderableType, str]:
     return bar, f"{done}/{total} " if total else "- "
 
 
-def _facts(title: str, facts: dict[str, str]) -> Panel:
+def _facts(title: str, facts: dict[str, str], *, wide: bool) -> Panel:
+    """Return a panel of names and values; a wide one keeps each value near its name."""
     table = Table.grid(expand=True, padding=(0, 1, 0, 0))
     table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
     table.add_column(justify="right", no_wrap=True)
+    if wide:
+        table.add_column(ratio=1)
     for name, value in facts.items():
         table.add_row(Text(name), Text(value, "bold" if value.strip("0-") else AXIS))
     return Panel(

@@ -11,7 +11,7 @@ from typing import Any
 
 from conf.compose import changed_keys
 from runners.campaign.result import find_interval, metrics_rows
-from runners.evaluation.statistics import bootstrap_interval, pass_at_k
+from runners.evaluation.statistics import pass_at_k, task_interval
 from runners.observe.status import Status, read_store_status
 from runners.observe.swimlane import name_end, without_texts
 from runners.observe.task_rates import TaskRate, read_task_rates
@@ -198,7 +198,7 @@ def _passes(sums: Sums, config: dict[str, Any]) -> Iterator[SolveRate]:
     for k in range(1, int(config.get("eval", {}).get("attempts_per_task", 1)) + 1):
         tasks = [counts for counts in sums.tasks.values() if counts[0] >= k]
         values = [pass_at_k(graded, solved, k) for graded, solved in tasks]
-        interval = bootstrap_interval(values)
+        interval = task_interval(values)
         if interval is not None:
             yield SolveRate(f"pass@{k}", k, sum(values) / len(values), *interval, len(values))
 

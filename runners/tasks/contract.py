@@ -268,7 +268,9 @@ class Verdict:
     pass_to_pass_passed: int
     pass_to_pass_total: int
     reason: str
-    """One line: "all tests pass", "2 of 3 fail-to-pass tests fail", "patch does not apply", …"""
+    """One line: "all tests pass", "1 of 3 fail-to-pass tests fail (tests.test_sum.Sum.test_zero)",
+    "patch does not apply: …", …
+    """
     log: str
     """Tail of the test output."""
     duration_s: float

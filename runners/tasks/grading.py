@@ -171,13 +171,29 @@ class SandboxGrader:
             async with open_sandbox(self._backend, spec) as sandbox:
                 return await judge.judge(task, sandbox, deadline_s)
         except _DoesNotApplyError as error:
-            first = str(error).partition("\n")[0].removeprefix("error: ")
-            reason, log = f"{DOES_NOT_APPLY}: {first}", str(error).encode()
-            return make_verdict(task, VerdictKind.UNSOLVED, reason, log=log)
+            reason = f"{DOES_NOT_APPLY}: {summarize_refusal(str(error))}"
+            return make_verdict(task, VerdictKind.UNSOLVED, reason, log=str(error).encode())
+
+
+_REASONS, _REASON_LENGTH = 3, 300
+"""Refusals of git that a verdict's reason repeats, and characters of each; its log has them all."""
 
 
 class _DoesNotApplyError(Exception):
     """Git refuses the patch; the text is git's reason."""
+
+
+def summarize_refusal(output: str) -> str:
+    """Return git's own reasons in one line: ``patch failed: add.py:7; no.py: No such file or …``.
+
+    Of a file git says twice that a hunk does not fit, with the hunk's line and without.
+    """
+    lines = [line.removeprefix("error: ").strip() for line in output.splitlines()]
+    reasons = [line for line in lines if line and not line.endswith(": patch does not apply")]
+    reasons = reasons or lines
+    more = len(reasons) - _REASONS
+    shown = "; ".join(reason[:_REASON_LENGTH] for reason in reasons[:_REASONS])
+    return f"{shown}; and {more} more" if more > 0 else shown
 
 
 def apply_patch(task: Task, patch: Patch, workspace: Path) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from conf.errors import ConfigError
 from conf.sections.sandbox import SandboxConfig
 from conf.sections.task import JsonlTaskConfig
+from conf.suggestions import suggest
 from runners.tasks.contract import Task
 from runners.tasks.dataset_files import DatasetError
 from runners.tasks.dataset_report import DatasetReport, Progress, read_dataset
@@ -77,6 +80,7 @@ def list_dataset(
     report = read_dataset(config, config.path, show=show)
     if not (report.tasks or report.faults or report.aside):
         raise DatasetError(f"{config.path} has no rows")
+    require_match(wanted.match, [task.id for task in report.tasks])
     held_out = _find_held_out(config, seed, report)
     listed, tasks = [], []
     for task in report.tasks:
@@ -86,6 +90,13 @@ def list_dataset(
             listed.append(entry)
             tasks.append(task)
     return TaskListing(config.path, tuple(listed), report.faults, report.aside), tuple(tasks)
+
+
+def require_match(pattern: str, names: Sequence[str]) -> None:
+    """Raise ConfigError if there are tasks and a pattern matches the id of none."""
+    if names and not any(fnmatchcase(name, pattern) for name in names):
+        hint = suggest(pattern, names, ": did you mean {}?")
+        raise ConfigError(f"--match {pattern}: none of {len(names):,} tasks has such an id{hint}")
 
 
 def _find_held_out(config: JsonlTaskConfig, seed: int, report: DatasetReport) -> set[str]:

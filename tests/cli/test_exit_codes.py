@@ -74,7 +74,7 @@ def test_debug_shows_the_traceback(agentrl: Agentrl) -> None:
 
 
 def test_markup_in_a_message_is_shown_as_it_is(agentrl: Agentrl) -> None:
-    assert "trainer.betas=[0.9, 2.0]" in agentrl("show", "trainer.betas=[0.9,2.0]").stderr
+    assert "trainer.betas=[0.9,2.0]" in agentrl("show", "trainer.betas=[0.9,2.0]").stderr
 
 
 def test_every_run_of_a_sweep_is_checked_before_the_first_starts(agentrl: Agentrl) -> None:

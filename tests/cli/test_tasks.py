@@ -68,7 +68,7 @@ def test_the_states_can_be_read_at_eighty_columns(
 def test_an_unknown_schema_is_a_usage_error(agentrl: Agentrl, mixed: list[dict[str, Any]]) -> None:
     done = agentrl("tasks", "list", "rows.jsonl", "--schema", "swegym")
     assert done.code == 2
-    assert "--schema swegym is none of eval_cmd, " in done.stderr
+    assert "--schema swegym: did you mean swe_gym? choose one of eval_cmd, " in done.stderr
 
 
 def test_a_subset_is_converted_and_malformed_rows_are_named(

@@ -19,6 +19,8 @@ from runners.tasks.contract import (
 
 DOES_NOT_APPLY = "patch does not apply"
 """Beginning of the reason of the verdict on a patch that git refuses; git's own follows."""
+_NAMED, _NAME_LENGTH = 3, 120
+"""Tests that a reason names, and characters of a name; the verdict has all of them."""
 OUTPUT_LIMIT = 32 << 20
 """Bytes: ample, because a truncated log loses results."""
 INSIDE = "/opt/agentrl/grading"
@@ -126,11 +128,26 @@ def count_results(
 
 
 def _reason(tests: Sequence[DecidingTest], absent: int) -> str:
-    """Return what failed; ``absent``: pass-to-pass tests without a result, which is no failure."""
-    failing = []
-    for name in SETS:
-        total = count_results(tests, name)
-        passed = count_results(tests, name, "passed") + absent * (name == "pass_to_pass")
-        if passed < total:
-            failing.append(f"{total - passed} of {total} {name.replace('_', '-')} tests fail")
-    return ", ".join(failing) or "all tests pass"
+    """Return what failed and what did not run, by name; ``absent``: pass-to-pass tests without a
+    result, which is no failure.
+    """
+    parts = []
+    for test_set in SETS:
+        total = count_results(tests, test_set)
+        for results, verb in ((("failed", "void"), "fail"), (("missing",), "did not run")):
+            own = (test for test in tests if test.test_set == test_set)
+            names = [test.name for test in own if test.result in results]
+            may_be_absent = absent and test_set == "pass_to_pass" and verb == "did not run"
+            if names and not may_be_absent:
+                what = f"{len(names)} of {total} {test_set.replace('_', '-')} tests {verb}"
+                parts.append(f"{what} ({name_tests(names)})")
+    return ", ".join(parts) or "all tests pass"
+
+
+def name_tests(names: Sequence[str]) -> str:
+    """Return the first names of a list, cut to a bounded length, and the number of the others."""
+    shown = ", ".join(
+        name if len(name) <= _NAME_LENGTH else f"{name[:_NAME_LENGTH]}…" for name in names[:_NAMED]
+    )
+    more = len(names) - _NAMED
+    return f"{shown} and {more} more" if more > 0 else shown

@@ -15,6 +15,7 @@ from runners.evaluation.statistics import (
     mean_interval,
     pass_at_k,
     summarize_values,
+    task_interval,
     wilson_interval,
 )
 
@@ -106,3 +107,15 @@ def test_the_interval_of_a_mean_is_student_s(number: int, quantile: float) -> No
     assert np.mean(found) == pytest.approx(np.mean(values))
     assert (found[1] - found[0]) / 2 / error == pytest.approx(quantile, abs=0.004)
     assert mean_interval(values[:1]) is None
+
+
+def test_tasks_that_are_all_alike_prove_no_certain_rate() -> None:
+    """The bootstrap of 0 of 4 is [0, 0]; so is that of 4 tasks with 0 of 16 rollouts each."""
+    assert task_interval([0.0] * 4) == pytest.approx((0.0, 0.48989), abs=5e-5)
+    assert task_interval([1.0] * 4) == pytest.approx((0.51011, 1.0), abs=5e-5)
+    low, high = task_interval([0.25] * 8) or (0.0, 0.0)
+    assert low < 0.25 < high
+    assert task_interval([1.0, 0.0]) == wilson_interval(1, 2)
+    mixed = [0.0, 0.5, 1.0, 0.25]
+    assert task_interval(mixed) == bootstrap_interval(mixed)
+    assert task_interval([]) is None

@@ -13,7 +13,14 @@ INTERVAL = {"low": 0.25, "high": 0.75}
 
 def an_evaluation(label: str, rate: float, attempts: int) -> dict[str, Any]:
     rates = [
-        {"k": k, "value": rate * k, "tasks": 4, "bootstrap": INTERVAL, "wilson": None}
+        {
+            "k": k,
+            "value": rate * k,
+            "tasks": 4,
+            "interval": INTERVAL,
+            "bootstrap": INTERVAL,
+            "wilson": None,
+        }
         for k in range(1, attempts + 1)
     ]
     counts = {"solved": 2, "valid": 4, "error": 1, "not_run": 2}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import re
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -75,6 +77,21 @@ def test_an_alarm_is_printed_when_it_comes_and_again_when_it_comes_again() -> No
         progress.alarms = alarms
         view._view._print_new()  # type: ignore[union-attr]  # its thread would need time
     assert file.getvalue().count("alarm flat_groups: 8 of 8 (100 %) groups; fix: raise") == 2
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 30)])
+def test_the_dashboard_uses_the_width_there_is(
+    width: int, height: int, request: pytest.FixtureRequest
+) -> None:
+    lines = [line.rstrip() for line in picture(a_progress(), width, height)]
+    assert max(map(len, lines)) == width
+    assert all(len(line) == width for line in lines if line[:1] in "╭│╰")
+    golden = Path(__file__).parent / "golden" / f"dashboard_{width}.txt"
+    text = re.sub(r"\d+:\d\d elapsed|[\d,]+(?= │)", "N", "\n".join(lines)) + "\n"
+    if request.config.getoption("--update-golden"):
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_text(text, "utf-8")
+    assert golden.read_text("utf-8") == text
 
 
 def test_the_dashboard_of_a_run_that_has_not_begun_is_whole() -> None:

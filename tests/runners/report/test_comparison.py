@@ -41,7 +41,7 @@ def test_an_evaluation_s_rate_is_its_pass_at_1(tmp_path: Path) -> None:
         store.put_rollout(a_rollout("eval-000000-001-00", solved=False))
     (run, _) = compare_runs([tmp_path / "a", tmp_path / "a"])["runs"]
     assert (run["eval"]["first"], run["eval"]["last"]) == (None, 0.5)
-    assert (run["eval"]["interval"], run["label"]) == ((0.0, 1.0), str(tmp_path / "a"))
+    assert (run["eval"]["interval"], run["label"]) == (wilson_interval(1, 2), str(tmp_path / "a"))
 
 
 def test_runs_that_differ_in_their_seed_alone_are_pooled(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runners.evaluation.statistics import bootstrap_interval
+from runners.evaluation.statistics import task_interval
 from runners.report.report_data import read_report_data
 from tests.fakes.records import a_rollout, example_run
 
@@ -15,4 +15,4 @@ def test_the_interval_of_several_attempts_is_over_tasks(tmp_path: Path) -> None:
             store.put_rollout(a_rollout(f"eval-000002-00{group}-0{member}", solved=solved))
         store.finish_evaluation(2, {"solve_rate": 0.5, "pass@2": 0.5, "tasks": 2, "graded": 4})
         last = read_report_data(store).rates[-1]
-    assert (last.value, (last.low, last.high)) == (0.5, bootstrap_interval([1.0, 0.0]))
+    assert (last.value, (last.low, last.high)) == (0.5, task_interval([1.0, 0.0]))

@@ -178,7 +178,7 @@ async def test_a_deleted_test_is_restored_and_reported(
 ) -> None:
     (workspace / "tests/test_cases.py").unlink()
     patch, verdict = await graded(backend, task, workspace, "fixed")
-    assert verdict.reason == "1 of 1 fail-to-pass tests fail"
+    assert verdict.reason == "1 of 1 fail-to-pass tests fail (tests.test_cases.Cases.test_fixed)"
     assert patch.protected_touched == ("tests/test_cases.py",)
     fixed(workspace)
     _, verdict = await graded(backend, task, workspace, "fixed")

@@ -289,7 +289,8 @@ async def test_pro_runs_its_script_and_its_parser(backend: LocalBackend, task: T
     )
     solved = await grade(backend, pro, task.gold_patch)
     assert solved.kind is VerdictKind.SOLVED, solved
-    assert (await grade(backend, pro, "")).reason == "1 of 1 fail-to-pass tests fail"
+    reason = (await grade(backend, pro, "")).reason
+    assert reason == "1 of 1 fail-to-pass tests fail (tests/test_add.py::TestAdd::test_sum)"
     broken = with_grading(pro, replace(grading, parser="raise SystemExit('cannot read')"))
     verdict = await grade(backend, broken, task.gold_patch)
     assert verdict.reason == "the parser failed: cannot read"

@@ -85,7 +85,7 @@ async def test_no_change_is_tested_and_unsolved(
 ) -> None:
     verdict = await grade(backend, task, tmp_path)
     assert verdict.kind is VerdictKind.UNSOLVED
-    assert verdict.reason == "1 of 1 fail-to-pass tests fail"
+    assert verdict.reason == "1 of 1 fail-to-pass tests fail (tests.test_add.TestAdd.test_sum)"
     assert verdict.pass_to_pass_passed == 1
     assert "AssertionError: -1 != 5" in verdict.log
 
@@ -102,7 +102,7 @@ async def test_a_fix_that_breaks_another_test_is_unsolved(
 ) -> None:
     verdict = await grade(backend, task, tmp_path, calc__add="def add(a, b):\n    return 5\n")
     assert verdict.kind is VerdictKind.UNSOLVED
-    assert verdict.reason == "1 of 1 pass-to-pass tests fail"
+    assert verdict.reason == "1 of 1 pass-to-pass tests fail (tests.test_add.TestAdd.test_zero)"
 
 
 WRONG = "def add(a, b):\n    return a - b\n"
@@ -178,7 +178,7 @@ async def test_rewritten_tests_do_not_count(
         "    def test_sum(self): pass\n    test_zero = test_sum\n"
     )
     verdict = await grade(backend, task, tmp_path, tests__test_add=easy)
-    assert verdict.reason == "1 of 1 fail-to-pass tests fail"
+    assert verdict.reason == "1 of 1 fail-to-pass tests fail (tests.test_add.TestAdd.test_sum)"
 
 
 async def test_a_loop_is_unsolved_at_the_deadline_and_keeps_what_passed(
