@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -52,16 +52,35 @@ def assert_trained_once(store: RunStore) -> None:
     assert [row.state for row in store.steps()] == ["done"] * STEPS
 
 
-def test_a_run_of_step_killed_in_every_step_is_the_undisturbed_one_bit_for_bit(
-    miniature: Miniature, tmp_path: Path
+@pytest.fixture(scope="module")
+def step(
+    tmp_path_factory: pytest.TempPathFactory, cache: Path, untrained_policy: Path
+) -> Miniature:
+    """A finished run of step, for tests that only read it."""
+    mini = Miniature(tmp_path_factory.mktemp("step") / "run", cache, untrained_policy)
+    mini.finish(mini.begin(*STEP))
+    return mini
+
+
+KILLED_IN = pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param((2,), id="2"),
+        pytest.param(range(1, STEPS), marks=pytest.mark.slow, id="every-step"),
+    ],
+)
+"""Steps in which a run is killed; each kill is a start more."""
+
+
+@KILLED_IN
+def test_a_killed_run_of_step_is_the_undisturbed_one_bit_for_bit(
+    miniature: Miniature, step: Miniature, steps: Sequence[int]
 ) -> None:
-    whole = Miniature(tmp_path / "whole", miniature.cache, miniature.policy)
-    whole.finish(whole.begin(*STEP))
     driver = miniature.begin(*STEP)
-    for step in range(1, STEPS):
+    for number in steps:
         miniature.wait_until(
-            lambda store, step=step: any(  # type: ignore[misc]
-                kind == "batch" and body["number"] == step for kind, body in store.schedule()
+            lambda store, number=number: any(  # type: ignore[misc]
+                kind == "batch" and body["number"] == number for kind, body in store.schedule()
             ),
             driver,
         )
@@ -70,7 +89,7 @@ def test_a_run_of_step_killed_in_every_step_is_the_undisturbed_one_bit_for_bit(
         driver = miniature.resume()
     miniature.finish(driver)
     assert metrics(miniature, "policy/staleness_mean") == [0.0] + [1.0] * (STEPS - 1)
-    with whole.store() as one, miniature.store() as other:
+    with step.store() as one, miniature.store() as other:
         assert_trained_once(other)
         found = differences(account(one), account(other))
     assert found == []
@@ -150,12 +169,13 @@ def _weights(mini: Miniature, version: int) -> Path:
     return mini.run_dir / CHECKPOINTS / directory_name(version)
 
 
-def test_a_run_of_stream_killed_in_every_step_trains_every_group_once_and_is_its_own_replay(
-    miniature: Miniature, tmp_path: Path
+@KILLED_IN
+def test_a_killed_run_of_stream_trains_every_group_once_and_is_its_own_replay(
+    miniature: Miniature, tmp_path: Path, steps: Sequence[int]
 ) -> None:
     driver = miniature.begin(*STREAM)
-    for step in range(1, STEPS):
-        path = _weights(miniature, step)
+    for number in steps:
+        path = _weights(miniature, number)
         miniature.wait_until(lambda _, path=path: path.is_dir(), driver)  # type: ignore[misc]
         driver.send_signal(signal.SIGKILL)
         driver.communicate()
