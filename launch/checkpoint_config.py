@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import ValidationError
+
+from conf.error_messages import explain_errors
 from conf.errors import AgentrlError, ExitCode
 from conf.keys import flatten
 from conf.sections.architecture import (
@@ -20,6 +23,7 @@ from conf.sections.architecture import (
     LatentAttention,
     Yarn,
 )
+from launch.config_keys import ConfigKeys
 from launch.families import FAMILIES, WRAPPERS, Family
 
 _YARN_LENGTH = 4096
@@ -31,6 +35,8 @@ _LLAMA3_ROPE = {
     "original_max_position_embeddings": 8192,
 }
 """Megatron's own; slime gives it no other factor (``model_provider.py``)."""
+_LAYERS = 10_000
+"""A bound, since anybody may have written the file."""
 
 
 class CheckpointConfigError(AgentrlError):
@@ -47,7 +53,7 @@ def read_architecture(config_json: Path) -> Architecture:
     """
     try:
         content = json.loads(config_json.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointConfigError(f"{config_json} cannot be read: {error}") from error
     try:
         return convert_config(content)
@@ -93,6 +99,10 @@ def convert_config(content: object) -> Architecture:
         found = config.architecture()
     except KeyError as error:
         raise CheckpointConfigError(f"it has no {error.args[0]}") from error
+    except ValidationError as error:
+        by_key, between = explain_errors(error, {})
+        told = "; ".join([*by_key.values(), *between])
+        raise CheckpointConfigError(f"a value is impossible: {error.title}.{told}") from error
     except (TypeError, ValueError) as error:
         raise CheckpointConfigError(f"a value has the wrong type: {error}") from error
     except ArithmeticError as error:  # 0 heads, an infinite size
@@ -102,37 +112,12 @@ def convert_config(content: object) -> Architecture:
     return found
 
 
-class _Config:
-    """The keys of a ``config.json``, read once; ``faults`` is filled on the way."""
+class _Config(ConfigKeys):
+    """The keys of a ``config.json`` and what they mean in a family."""
 
     def __init__(self, text: Mapping[str, Any], whole: Mapping[str, Any], family: Family) -> None:
-        self.text, self.whole, self.family = text, whole, family
-        self.rope: Mapping[str, Any] = text.get("rope_parameters") or text.get("rope_scaling") or {}
-        self.faults: list[str] = []
-
-    def first(self, *names: str, default: Any = None) -> Any:
-        """Return the first of ``names`` that the file has; raises KeyError if it has none and there
-        is no default.
-        """
-        for name in names:
-            for place in (self.rope, self.text):
-                if place.get(name) is not None:
-                    return place[name]
-        if default is None:
-            raise KeyError(names[0])
-        return default
-
-    def require(self, name: str, *allowed: object) -> None:
-        """Note a fault unless the file lacks ``name`` or has one of the values for it."""
-        for place in (self.rope, self.text):
-            value = place.get(name)
-            if value is not None and value not in allowed:
-                only = " or ".join(map(str, allowed))
-                self.faults.append(
-                    f"{name}={value}, but Megatron supports only {only}: this checkpoint cannot "
-                    "be trained"
-                )
-                return
+        super().__init__(text)
+        self.whole, self.family = whole, family
 
     def architecture(self) -> Architecture:
         """Return the architecture."""
@@ -146,21 +131,27 @@ class _Config:
         experts = self._experts() if self.family.experts else None
         has_dense = experts is None or experts.dense_layers or self.family.dense_ffn
         tied = self.whole.get("tie_word_embeddings", self.text.get("tie_word_embeddings", False))
+        layers = self.count("num_hidden_layers")
+        if layers > _LAYERS:
+            raise ValueError(f"num_hidden_layers={layers} is too large")
+        dense = experts.dense_layers if experts else 0
+        self.check(
+            fails=dense > layers,
+            fault=f"first_k_dense_replace={dense} of num_hidden_layers={layers} layers",
+        )
         return Architecture(
             spec=self.family.spec,
-            layers=int(self.first("num_hidden_layers")),
-            hidden=int(self.first("hidden_size")),
-            dense_ffn=int(self.first("intermediate_size")) if has_dense else None,
-            vocabulary=int(self.first("vocab_size")),
-            rotary_base=int(self.first("rope_theta")),
+            layers=layers,
+            hidden=self.count("hidden_size"),
+            dense_ffn=self.count("intermediate_size") if has_dense else None,
+            vocabulary=self.count("vocab_size"),
+            rotary_base=self.count("rope_theta"),
             norm_epsilon=float(self.first("rms_norm_eps")),
-            tied=bool(tied),
-            draft_layers=int(
-                self.first(
-                    "num_nextn_predict_layers",
-                    "mtp_num_hidden_layers",
-                    default=self.family.draft_layers,
-                )
+            tied=self.flag("tie_word_embeddings", tied),
+            draft_layers=self.count(
+                "num_nextn_predict_layers",
+                "mtp_num_hidden_layers",
+                default=self.family.draft_layers,
             ),
             attention=self._attention(),
             experts=experts,
@@ -175,13 +166,18 @@ class _Config:
         return self._grouped()
 
     def _groups(self) -> dict[str, Any]:
-        heads, share = int(self.first("num_attention_heads")), self.family.rotary_share
-        dim = int(self.first("head_dim", default=self.first("hidden_size") // heads))
+        heads, share = self.count("num_attention_heads"), self.family.rotary_share
+        dim = self.count("head_dim", default=self.count("hidden_size") // heads)
         if self.text.get("rotary_dim") is not None:
             share = self.text["rotary_dim"] / dim
+        groups = self.count("num_key_value_heads", default=heads)
+        self.check(
+            fails=bool(heads % groups),
+            fault=f"num_attention_heads={heads} is no multiple of num_key_value_heads={groups}",
+        )
         return {
             "heads": heads,
-            "groups": int(self.first("num_key_value_heads", default=heads)),
+            "groups": groups,
             "head_dim": dim,
             "rotary_share": float(self.first("partial_rotary_factor", default=share)),
         }
@@ -190,11 +186,11 @@ class _Config:
         family = self.family
         bias, norm = family.qkv_bias, family.qk_norm
         if bias is None:
-            bias = bool(self.first("attention_bias", default=False))
+            bias = self.flag("attention_bias", self.first("attention_bias", default=False))
         else:  # such a family's key is for the output's bias as well, which Megatron lacks
             self.require("attention_bias", bias)
         if norm is None:
-            norm = bool(self.first("use_qk_norm", default=False))
+            norm = self.flag("use_qk_norm", self.first("use_qk_norm", default=False))
         return GroupedAttention(
             kind="grouped",
             **self._groups(),
@@ -226,12 +222,12 @@ class _Config:
         rank = self.text.get("q_lora_rank")
         return LatentAttention(
             kind="latent",
-            heads=int(self.first("num_attention_heads")),
-            q_rank=None if rank is None else int(rank),
-            kv_rank=int(self.first("kv_lora_rank")),
-            nope_dim=int(self.first("qk_nope_head_dim")),
-            rope_dim=int(self.first("qk_rope_head_dim")),
-            value_dim=int(self.first("v_head_dim")),
+            heads=self.count("num_attention_heads"),
+            q_rank=None if rank is None else self.count("q_lora_rank"),
+            kv_rank=self.count("kv_lora_rank"),
+            nope_dim=self.count("qk_nope_head_dim"),
+            rope_dim=self.count("qk_rope_head_dim"),
+            value_dim=self.count("v_head_dim"),
             yarn=yarn,
         )
 
@@ -239,9 +235,9 @@ class _Config:
         self._rope("default")
         self.require("attention_bias", False)
         self.require("attn_output_gate", True)
-        layers, dim = int(self.first("num_hidden_layers")), int(self.first("linear_key_head_dim"))
+        layers, dim = self.count("num_hidden_layers"), self.count("linear_key_head_dim")
         self.require("linear_value_head_dim", dim)
-        every = int(self.first("full_attention_interval", default=4))
+        every = self.count("full_attention_interval", default=4)
         kinds = ["linear_attention"] * (every - 1) + ["full_attention"]
         if self.first("layer_types", default=kinds * layers)[:layers] != (kinds * layers)[:layers]:
             self.faults.append(f"layer_types is not softmax attention in every layer {every}")
@@ -249,8 +245,8 @@ class _Config:
             kind="hybrid",
             **self._groups(),
             full_every=every,
-            linear_key_heads=int(self.first("linear_num_key_heads")),
-            linear_value_heads=int(self.first("linear_num_value_heads")),
+            linear_key_heads=self.count("linear_num_key_heads"),
+            linear_value_heads=self.count("linear_num_value_heads"),
             linear_head_dim=dim,
         )
 
@@ -262,25 +258,31 @@ class _Config:
         self.require("topk_method", "noaux_tc")
         score: Literal["softmax", "sigmoid"] = self.family.experts or "softmax"
         self.require("scoring_func", score)
-        ffn = int(self.first("moe_intermediate_size", default=self.text.get("intermediate_size")))
-        shared = int(
-            self.first(
-                "shared_expert_intermediate_size",
-                default=ffn * int(self.first("n_shared_experts", default=0)),
-            )
+        ffn = self.count("moe_intermediate_size", default=self.text.get("intermediate_size"))
+        shared = self.count(
+            "shared_expert_intermediate_size",
+            default=ffn * self.count("n_shared_experts", default=0),
         )
         scaling = float(self.first("routed_scaling_factor", default=1.0))
+        number = self.count("num_local_experts", "num_experts", "n_routed_experts")
+        top_k = self.count("num_experts_per_tok")
+        self.check(fails=top_k > number, fault=f"num_experts_per_tok={top_k} of {number} experts")
+        groups, top = self.count("n_group", default=1), self.count("topk_group", default=1)
+        self.check(
+            fails=top > groups or bool(number % groups),
+            fault=f"topk_group={top} of n_group={groups} groups of {number} experts",
+        )
         return Experts(
-            number=int(self.first("num_local_experts", "num_experts", "n_routed_experts")),
-            top_k=int(self.first("num_experts_per_tok")),
+            number=number,
+            top_k=top_k,
             ffn=ffn,
             dense_layers=self._dense_layers(),
             shared_ffn=shared,
             shared_gate=score == "softmax" and shared > 0,
             score=score,
             scaling=None if scaling == 1 else scaling,
-            groups=int(self.first("n_group", default=1)),
-            top_groups=int(self.first("topk_group", default=1)),
+            groups=groups,
+            top_groups=top,
         )
 
     def _dense_layers(self) -> int:
@@ -288,7 +290,7 @@ class _Config:
         kinds = self.text.get("mlp_layer_types")
         count = self.text.get("first_k_dense_replace")
         if kinds is None:
-            return int(count or 0)
+            return self.count("first_k_dense_replace", default=0)
         dense = list(kinds).count("dense")
         if list(kinds) != ["dense"] * dense + ["sparse"] * (len(kinds) - dense) or (
             count is not None and count != dense

@@ -151,12 +151,7 @@ def _faults(job: ClusterJob, plan: MemoryPlan) -> tuple[str, ...]:
         )
     context = job.model.max_context_tokens
     if not plan.training.fits:
-        found.append(
-            f"model.layout.tokens_per_gpu={job.model.layout.tokens_per_gpu} needs about "
-            f"{plan.training.total:.0f} of {plan.training.available:g} GiB (launch.gpu_memory_gib) "
-            f"in training: samples of {plan.segment_tokens:,} tokens would fit; lower it with "
-            "model.max_context_tokens, or raise model.layout.context, tensor or expert"
-        )
+        found.append(_training_fault(job, plan))
     if not plan.sampling.fits:
         found.append(
             f"model.layout.engine_memory={job.model.layout.engine_memory:g} leaves too little for "
@@ -170,6 +165,24 @@ def _faults(job: ClusterJob, plan: MemoryPlan) -> tuple[str, ...]:
             f"{context}: raise it or model.layout.engine_gpus"
         )
     return tuple(found)
+
+
+def _training_fault(job: ClusterJob, plan: MemoryPlan) -> str:
+    training, layout = plan.training, job.model.layout
+    of = f"of {training.available:g} GiB (launch.gpu_memory_gib) in training"
+    if plan.segment_tokens:
+        return (
+            f"model.layout.tokens_per_gpu={layout.tokens_per_gpu} needs about {training.total:.0f} "
+            f"{of}: samples of {plan.segment_tokens:,} tokens would fit; lower it with "
+            "model.max_context_tokens, or raise model.layout.context, tensor or expert"
+        )
+    weights = sum(size for name, size in training.parts if name in ("weights", "gradients"))
+    keys = ["tensor", "pipeline"] if job.architecture.experts is None else ["expert", "pipeline"]
+    given = " and ".join(f"model.layout.{key}={getattr(layout, key)}" for key in keys)
+    return (
+        f"{given} divide the model too little: a GPU needs about {training.total:.0f} {of}, "
+        f"{weights:.0f} of them for weights and gradients, and no sample fits: raise one of them"
+    )
 
 
 def estimate_training(job: ClusterJob, topology: Topology, tokens: int) -> Phase:

@@ -158,6 +158,13 @@ def test_what_slime_cannot_train_is_refused(
     [
         ({"num_attention_heads": 0, "head_dim": None}, "a value is impossible"),
         ({"num_hidden_layers": float("inf")}, "a value is impossible"),
+        ({"num_hidden_layers": 10**8}, "num_hidden_layers=100000000 is too large"),
+        ({"num_hidden_layers": -4}, "Architecture.layers=-4 must be greater than 0"),
+        ({"hidden_size": 5120.5}, "hidden_size=5120.5 is not a whole number"),
+        ({"hidden_size": True}, "hidden_size=True is not a whole number"),
+        ({"vocab_size": "151936"}, "vocab_size=151936 is not a whole number"),
+        ({"num_key_value_heads": 7}, "num_attention_heads=32 is no multiple of .*=7"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings=no is neither true nor false"),
         ({"text_config": ["num_hidden_layers"]}, "text_config does not hold"),
         ({"rope_scaling": "yarn"}, "rope_scaling does not hold"),
         ({"text_config": PUBLISHED["qwen3_8b"] | {"rope_parameters": [1]}}, "rope_parameters does"),
@@ -168,6 +175,22 @@ def test_a_config_json_with_an_impossible_value_is_a_clear_error(
 ) -> None:
     with pytest.raises(CheckpointConfigError, match=message):
         convert_config(PUBLISHED["qwen3_8b"] | change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_experts_per_tok": 300}, "num_experts_per_tok=300 of 160 experts"),
+        ({"first_k_dense_replace": 99}, "first_k_dense_replace=99 of num_hidden_layers=92"),
+        ({"n_group": 4, "topk_group": 8}, "topk_group=8 of n_group=4 groups of 160 experts"),
+        ({"n_group": 7, "topk_group": 1}, "n_group=7 groups of 160 experts"),
+    ],
+)
+def test_experts_that_contradict_one_another_are_refused(
+    change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(CheckpointConfigError, match=message):
+        convert_config(PUBLISHED["glm4_7_355b_a32b"] | change)
 
 
 def test_a_model_within_one_that_slime_does_not_know_is_refused() -> None:
@@ -209,9 +232,10 @@ def test_a_config_json_that_is_not_a_model_s_is_a_clear_error(tmp_path: Path) ->
 
 def test_a_broken_config_json_is_a_clear_error(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
-    file.write_text("{")
-    with pytest.raises(CheckpointConfigError, match="cannot be read"):
-        compare_checkpoint(table("qwen3_30b_a3b"), file)
+    for content in ("{", "", "[" * 100_000):
+        file.write_text(content)
+        with pytest.raises(CheckpointConfigError, match="cannot be read"):
+            compare_checkpoint(table("qwen3_30b_a3b"), file)
 
 
 def test_the_pre_flight_compares_a_checkpoint_that_is_here(tmp_path: Path) -> None:

@@ -99,6 +99,16 @@ def test_the_weights_of_all_ranks_add_up_to_the_model() -> None:
     )
 
 
+def test_a_model_whose_weights_do_not_fit_is_to_be_divided_and_not_its_samples_shortened() -> None:
+    whole = ("model.layout.expert=1", "model.layout.tensor=1")
+    (fault, *_) = memory_of(*whole, model="qwen3_30b_a3b").faults
+    assert fault.startswith("model.layout.expert=1 and model.layout.pipeline=1 divide the model")
+    assert "for weights and gradients" in fault
+    assert "max_context_tokens" not in fault
+    (fault, *_) = memory_of("model.layout.tensor=1", model="qwen3_32b").faults
+    assert fault.startswith("model.layout.tensor=1 and model.layout.pipeline=1 divide the model")
+
+
 def test_an_engine_that_leaves_no_memory_to_the_trainer_is_refused() -> None:
     (fault,) = memory_of("model.layout.engine_memory=0.95").faults
     assert fault.startswith("model.layout.engine_memory=0.95 leaves too little")
