@@ -186,6 +186,7 @@ def parse(config: Config) -> argparse.Namespace:
             parser.add_argument(name)
     args, _ = parser.parse_known_args(flags.to_words(plan_job(config).arguments))
     vars(args).update(MEGATRON | FIXED)
+    args.eval_function_path = args.eval_function_path or args.rollout_function_path
     return args
 
 

@@ -22,10 +22,10 @@ VICTIMS = ("manager", "gateway", "engine", "worker", "node")
 
 def run(root: Path, slime: Path | None, mode: str, victims: tuple[str, ...]) -> int:
     """Return the exit code."""
-    with torture(root, f"run.overlap={mode}", steps=len(victims) + 2, slime=slime) as job:
+    with torture(root, f"run.overlap={mode}", steps=len(victims) + 1, slime=slime) as job:
         fate = job.judge(job.run(victims))
     print(
-        f"killed {', '.join(job.killed)}; {fate.executions} executions of {len(victims) + 2} steps"
+        f"killed {', '.join(job.killed)}; {fate.executions} executions of {len(victims) + 1} steps"
     )
     print(f"{fate.planned} rollouts: {len(fate.lost)} lost, {len(fate.duplicated)} duplicated")
     print(f"{fate.attempts} attempts, {fate.wasted:.1%} in no batch: {dict(fate.failed)}")
