@@ -8,6 +8,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from cli.complete_words import complete_override, complete_run
+
 PROGRAM = "program"
 """Key of a context's ``meta``: the words after ``--``."""
 
@@ -40,6 +42,7 @@ Overrides = Annotated[
         metavar="KEY=VALUE",
         help="Choose from a group (engine=sglang) or set a key (run.steps=10).",
         show_default=False,
+        autocompletion=complete_override,
     ),
 ]
 CommandAndOverrides = Annotated[
@@ -48,6 +51,7 @@ CommandAndOverrides = Annotated[
         metavar="[run | eval BENCHMARK] [KEY=VALUE]",
         help="The command that is meant (a campaign, if none is named) and its arguments.",
         show_default=False,
+        autocompletion=complete_override,
     ),
 ]
 NO_TRAINING = ("run.steps=0", "run.eval_tasks=0")
@@ -91,7 +95,12 @@ ConfigDir = Annotated[
         show_default=False,
     ),
 ]
-RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)]
+RunDir = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN", help="A run directory.", show_default=False, autocompletion=complete_run
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")]
 ROLLOUT_KINDS = "train, eval, solved, unsolved or failed (without a grade)"
 """Of the help of ``--only``."""

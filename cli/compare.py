@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from cli.arguments import Json, examples
+from cli.complete_words import complete_run
 
 EXAMPLES = examples("agentrl compare runs/20260101-120000-linear runs/20260101-130000-linear")
 
@@ -15,7 +16,12 @@ EXAMPLES = examples("agentrl compare runs/20260101-120000-linear runs/20260101-1
 def compare(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN", help="Run directories, two or more.", show_default=False),
+        typer.Argument(
+            metavar="RUN",
+            autocompletion=complete_run,
+            help="Run directories, two or more.",
+            show_default=False,
+        ),
     ],
     as_json: Json = False,
 ) -> None:

@@ -15,6 +15,7 @@ import typer
 from cli import (
     check,
     compare,
+    completion,
     dump,
     eval,
     gateway,
@@ -89,6 +90,7 @@ app.command(epilog=compare.EXAMPLES, rich_help_panel=_LOOK)(compare.compare)
 app.command("dump-trajectories", epilog=dump.EXAMPLES, rich_help_panel=_LOOK)(
     dump.dump_trajectories
 )
+app.command(epilog=completion.EXAMPLES, rich_help_panel=_SERVE)(completion.completion)
 app.command(cls=ProgramCommand, epilog=gateway.EXAMPLES, rich_help_panel=_SERVE)(gateway.gateway)
 
 
@@ -102,6 +104,8 @@ def main(arguments: list[str] | None = None) -> None:
     # A path may contain bytes that are not UTF-8, and a terminal may have another encoding.
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+    if completion.VARIABLE in os.environ:
+        completion.prepare()
     try:
         try:
             app(arguments, prog_name="agentrl", obj=invocation)

@@ -1,4 +1,4 @@
-"""``agentrl show``: print the resolved configuration."""
+"""``agentrl show``: print the resolved configuration, or describe a key of it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from typing import Annotated
 
 import typer
 
-from cli.arguments import CommandAndOverrides, ConfigDir, Json, examples, split_command
+from cli.arguments import ConfigDir, Json, examples, split_command
+from cli.complete_words import complete_key
 
 EXAMPLES = examples(
     "agentrl show",
+    "agentrl show trainer.learning_rate",
+    "agentrl show engine.url engine=sglang",
     "agentrl show harness=claude_code model=qwen3_30b_a3b --json > my.json",
     "agentrl show eval swebench harness=claude_code",
     "agentrl show --matrix harness=claude_code,codex",
@@ -17,7 +20,16 @@ EXAMPLES = examples(
 
 
 def show(
-    overrides: CommandAndOverrides = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY | run | eval BENCHMARK] [KEY=VALUE]",
+            help="A key, group or section to describe; or the command that is meant (a campaign, "
+            "if none is named) and its arguments.",
+            show_default=False,
+            autocompletion=complete_key,
+        ),
+    ] = None,
     _config_dir: ConfigDir = None,
     matrix: Annotated[
         bool,
@@ -30,8 +42,19 @@ def show(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show the whole configuration with KEY=VALUE…, checked, and where each value comes from."""
+    """Show the whole configuration with KEY=VALUE…, checked, and where each value comes from.
+
+    With KEY: its type, default, choices, comment, value here, and the page that explains it.
+    """
     import sys
+
+    from cli.key_view import is_key
+
+    if overrides and is_key(overrides[0]) and not matrix:
+        from cli.key_view import show_key
+
+        show_key(overrides[0], overrides[1:], as_json=as_json)
+        return
 
     if matrix:
         from cli.matrix import show_matrix

@@ -15,7 +15,7 @@ Golden = Callable[[str, str], None]
 
 COMMANDS = (
     *("run", "check", "eval", "launch", "regrade", "replay", "show", "status", "dump-trajectories"),
-    *("gateway", "stop", "watch", "report", "compare", "tasks", "rollouts", "view"),
+    *("gateway", "stop", "watch", "report", "compare", "tasks", "rollouts", "view", "completion"),
 )
 
 HEAVY = {
@@ -75,3 +75,15 @@ def test_the_help_of_eval_names_every_benchmark() -> None:
 
     argument = get_type_hints(evaluate, include_extras=True)["benchmark"].__metadata__[0]
     assert argument.help == f"What to measure: {', '.join(BENCHMARKS)}."
+
+
+def test_show_describes_a_key(agentrl: Agentrl) -> None:
+    done = agentrl("show", "sampling.temperature", "--json")
+    (entry,) = json.loads(done.stdout)["keys"]
+    assert entry["type"] == "number, above 0, at most 10"
+    assert entry["default"] == "1.0"
+    assert {"value", "origin", "page"} <= set(entry)
+    assert entry["comment"].startswith("Sampling temperature in training.")
+    wrong = agentrl("show", "trainer.lerning_rate")
+    assert wrong.code == 2
+    assert "did you mean trainer.learning_rate?" in wrong.stderr
