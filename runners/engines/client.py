@@ -139,10 +139,10 @@ class HttpEngine(EngineClient):
     async def switch_weights(self, path: Path, version: int) -> None:
         """Load safetensors weights while requests are in flight; raises EngineError.
 
-        The embedded engine loads them beside its requests, which go on meanwhile. Between two
-        tokens they are put back into the queue and computed again from their first token, so what
-        they sample from then on is the new weights' on exactly the prefix that they have; an answer
-        names the versions of its tokens (``Generation.weight_spans``).
+        The embedded engine loads them beside its requests, which go on meanwhile, also while the
+        new weights compute the requests' keys again. It changes between two tokens: what a request
+        samples from then on is the new weights' on exactly the prefix that it has; an answer names
+        the versions of its tokens (``Generation.weight_spans``).
         """
         await self._retry_update(path, version, in_flight=True)
 

@@ -193,25 +193,32 @@ class EngineCore:
         """Switch to other weights of the same shape, between two steps; generation goes on with the
         present ones while the others are loaded.
 
-        ``retract`` puts running requests back into the queue in that moment, so that their keys are
-        computed again by the new weights; else they keep those of the old ones. Returns the number
-        of requests that were running. Without a ``version`` the present one stays. Raises
-        EngineError 400, and then nothing has changed.
+        With ``retract`` it also goes on while the new weights compute the keys of running requests
+        again; if the engine is paused, those go back into the queue at once instead. Without, they
+        keep the keys of the old weights. Returns the number of requests that were running in the
+        moment of the change. Without a ``version`` the present one stays. Raises EngineError 400,
+        and then nothing has changed.
         """
-        weights = await asyncio.to_thread(self._load, path)
-        if weights.config != self.config:
-            raise EngineError(f"{path} holds a model of another shape", status=400)
-        model = Qwen3Moe(weights, self.max_context_tokens)  # here: it takes longer than a step
+        model = await asyncio.to_thread(self._load_model, path)
+        changed: Future[int] = Future()
 
-        def switch() -> int:
-            running = self._scheduler.rows.used
-            if retract:
-                self._scheduler.retract()
-            self._scheduler.replace_model(model, version)
+        def finish(running: int) -> None:
             self.model_path = path
-            return running
+            changed.set_result(running)
 
-        return await self._call(switch)
+        def switch() -> None:
+            scheduler, running = self._scheduler, self._scheduler.rows.used
+            if retract:
+                scheduler.begin_change(model, version, finish)
+                if self.paused:
+                    scheduler.hasten_change()
+            else:
+                scheduler.replace_model(model, version)
+                finish(running)
+
+        self._post(switch, changed)
+        # shield: as in ``run``
+        return await asyncio.shield(asyncio.wrap_future(changed))
 
     async def flush_cache(self) -> bool:
         """Empty the prefix cache, unless requests run or are about to; return whether it was."""
@@ -231,6 +238,7 @@ class EngineCore:
         """
 
         def pause() -> None:
+            self._scheduler.hasten_change()  # nothing is computed in a pause
             self.paused = True
             if mode == "abort":
                 self._scheduler.abort(lambda rid: True)
@@ -330,6 +338,12 @@ class EngineCore:
                 self._commands.popleft()()
             if self._has_work():
                 return True
+
+    def _load_model(self, path: Path) -> Qwen3Moe:
+        weights = self._load(path)
+        if weights.config != self.config:
+            raise EngineError(f"{path} holds a model of another shape", status=400)
+        return Qwen3Moe(weights, self.max_context_tokens)
 
     def _load(self, directory: Path) -> ModelWeights:
         return load_rounded(directory, self.precision)

@@ -8,6 +8,7 @@ gathered.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from runners.engines.embedded.attention import KvStore
 from runners.engines.embedded.model import RoutingArray
@@ -20,6 +21,25 @@ NO_STOP_ID = -1
 """Padding of ``stop_ids``; no token has this id."""
 
 
+class RowKeys:
+    """Keys, values and routing of the rows' first positions, computed by one set of weights."""
+
+    def __init__(self, config: ModelConfig, count: int, capacity: int) -> None:
+        self.kv = KvStore(config, count, capacity)
+        self.routing: RoutingArray = np.zeros(
+            (count, capacity, config.layers, config.experts_per_token), dtype=np.int16
+        )
+        self.computed = np.zeros(count, dtype=np.int64)
+        """Number of positions with stored keys and values."""
+
+    def move(self, source: int, target: int) -> None:
+        """Copy row ``source`` to row ``target``."""
+        computed = int(self.computed[source])
+        self.routing[target, :computed] = self.routing[source, :computed]
+        self.kv.span(target, 0, computed).copy_(self.kv.span(source, 0, computed))
+        self.computed[target] = computed
+
+
 class Rows:
     """State of up to ``count`` running requests; mutated only by the scheduler."""
 
@@ -27,19 +47,16 @@ class Rows:
         self.count = count
         self.decoding = 0
         self.used = 0
-        self.kv = KvStore(config, count, capacity)
+        self.keys = RowKeys(config, count, capacity)
+        self.next_keys: RowKeys | None = None
+        """The same by weights that are about to be used; None while none are."""
         self.requests: list[Request] = []
         self.ids = np.zeros((count, capacity), dtype=np.int32)
         self.logprobs = np.zeros((count, capacity), dtype=np.float32)
         self.weight_versions = np.zeros((count, capacity), dtype=np.int32)
         """Of the weights that sampled each token."""
-        self.routing: RoutingArray = np.zeros(
-            (count, capacity, config.layers, config.experts_per_token), dtype=np.int16
-        )
         self.length = np.zeros(count, dtype=np.int64)
         """Number of tokens in ``ids``, prompt and output."""
-        self.computed = np.zeros(count, dtype=np.int64)
-        """Number of positions with stored keys and values; ``length - 1`` for a decoding row."""
         self.limit = np.zeros(count, dtype=np.int64)
         """Length at which the request ends."""
         self.temperature = np.ones(count, dtype=np.float32)
@@ -52,6 +69,21 @@ class Rows:
         """True if the request has stop strings."""
         self.stop_ids = np.full((count, 4), NO_STOP_ID, dtype=np.int64)
 
+    @property
+    def kv(self) -> KvStore:
+        """The keys and values of the weights in use."""
+        return self.keys.kv
+
+    @property
+    def routing(self) -> RoutingArray:
+        """The routing of the weights in use, int16 [count, capacity, layers, top_k]."""
+        return self.keys.routing
+
+    @property
+    def computed(self) -> NDArray[np.int64]:
+        """Number of positions with stored keys and values; ``length - 1`` for a decoding row."""
+        return self.keys.computed
+
     def add(self, request: Request, seed: int, epoch: int) -> int:
         """Put ``request`` into the next free row, in the prefilling part, and return the row."""
         row, ids, sampling = self.used, request.ids, request.sampling
@@ -63,6 +95,8 @@ class Rows:
         self.weight_versions[row, begin : len(ids)] = request.weight_versions
         self.length[row] = len(ids)
         self.computed[row] = 0
+        if self.next_keys is not None:
+            self.next_keys.computed[row] = 0
         self.limit[row] = request.max_tokens
         self.temperature[row] = sampling.temperature
         self.top_p[row] = sampling.top_p
@@ -123,11 +157,11 @@ class Rows:
         self.ids[target, :length] = self.ids[source, :length]
         self.logprobs[target, :length] = self.logprobs[source, :length]
         self.weight_versions[target, :length] = self.weight_versions[source, :length]
-        computed = int(self.computed[source])
-        self.routing[target, :computed] = self.routing[source, :computed]
-        self.kv.span(target, 0, computed).copy_(self.kv.span(source, 0, computed))
+        self.keys.move(source, target)
+        if self.next_keys is not None:
+            self.next_keys.move(source, target)
         for values in (
-            self.length, self.computed, self.limit, self.temperature, self.top_p, self.top_k,
+            self.length, self.limit, self.temperature, self.top_p, self.top_k,
             self.seed, self.epoch, self.watches_text, self.stop_ids,
         ):  # fmt: skip
             values[target] = values[source]

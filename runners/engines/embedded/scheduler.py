@@ -24,6 +24,7 @@ from runners.engines.embedded.prefix_cache import PrefixCache
 from runners.engines.embedded.request import EngineTokenizer, Request, RequestResult
 from runners.engines.embedded.rows import Rows
 from runners.engines.embedded.sampling import sample
+from runners.engines.embedded.weight_change import WeightChange
 
 PREFILL_TOKENS = 1024
 """Most prompt tokens in a step: bounds how long a long prompt delays the decoding rows."""
@@ -57,6 +58,7 @@ class Scheduler:
         self.planned_tokens: Counter[int] = Counter()
         """Tokens of requests with a plan, by the version of the weights that sampled them."""
         self._epoch = 0
+        self._change: WeightChange | None = None
         self._tokenizer = tokenizer
 
     @property
@@ -66,14 +68,22 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Return whether something runs, or waits for no other weights."""
-        return bool(self.rows.used) or any(not self._is_held(request) for request in self.waiting)
+        """Return whether something runs, waits for no other weights, or weights are to change."""
+        if self.rows.used or self._change is not None:
+            return True
+        return any(not self._is_held(request) for request in self.waiting)
 
     def step(self) -> None:
-        """Advance the running requests by one forward pass and resolve those that end."""
+        """Advance the running requests by one forward pass and resolve those that end; then, while
+        weights are about to change, make the rows ready for a slice's time.
+        """
         self._admit()
-        if not self.rows.used:
-            return
+        if self.rows.used:
+            self._sample_step()
+        if self._change is not None and self._change.advance(self.rows):
+            self._finish_change(self._change)
+
+    def _sample_step(self) -> None:
         rows = self.rows
         spans = self._spans()
         step, sampled, scored = self._pack(spans)
@@ -119,11 +129,60 @@ class Scheduler:
         """Forget all cached prefixes."""
         self.cache.clear()
 
+    def begin_change(
+        self, model: Qwen3Moe, weight_version: int | None, done: Callable[[int], None]
+    ) -> None:
+        """Change to other weights once they have computed the keys of all decoding rows, slice by
+        slice between the next steps; None keeps the version.
+
+        What a request samples from then on is the new weights' on exactly its prefix. ``done`` is
+        called in that moment with the number of requests that were running.
+        """
+        self.hasten_change()
+        self._change = WeightChange(model, weight_version, self.rows, done)
+
+    def hasten_change(self) -> None:
+        """If weights are about to change, change them now: all running requests go back into the
+        queue and are computed again.
+        """
+        change = self._change
+        if change is None:
+            return
+        running = self.rows.used
+        self.retract()
+        self._use(change.model, change.version)
+        self.cache = change.cache
+        self._end_change(change, running)
+
+    def _finish_change(self, change: WeightChange) -> None:
+        """Continue the rows that are ready with the new weights, and put back all others."""
+        rows, running = self.rows, self.rows.used
+        for row in reversed(range(running)):
+            request = rows.requests[row]
+            if row < rows.decoding and change.covers(request):
+                request.routing = rows.output_routing(row)
+            else:
+                self._retract(row)
+        rows.keys = change.keys
+        self._use(change.model, change.version)
+        self.cache = change.cache
+        rows.epoch[: rows.decoding] = self._epoch
+        self._end_change(change, running)
+
+    def _end_change(self, change: WeightChange, running: int) -> None:
+        self.rows.next_keys = self._change = None
+        self._shrink_cache()
+        change.done(running)
+
     def replace_model(self, model: Qwen3Moe, weight_version: int | None) -> None:
-        """Continue with other weights; None keeps the version.
+        """Continue with other weights at once; None keeps the version.
 
         Running requests keep the keys that the old weights computed, and are never cached.
         """
+        self.hasten_change()
+        self._use(model, weight_version)
+
+    def _use(self, model: Qwen3Moe, weight_version: int | None) -> None:
         self.model = model
         if weight_version is not None:
             self.weight_version = weight_version
@@ -362,6 +421,8 @@ class Scheduler:
             scores = rows.logprobs[row, request.logprob_start : len(request.prompt)].copy()
             scores[0] = 0.0
         self._cache_row(row)
+        if self._change is not None:
+            self._change.keep(rows, row)
         rows.remove(row)
         self._shrink_cache()  # now: before, the row would count twice and push out itself
         self._resolve(request, output, reason, routing, scores)
@@ -407,7 +468,10 @@ class Scheduler:
     def _shrink_cache(self) -> None:
         """Leave the cache what the running rows do not hold."""
         held = int(self.rows.length[: self.rows.used].sum())
-        self.cache.shrink(max(0, self.cache_tokens - held))
+        left = max(0, self.cache_tokens - held)
+        self.cache.shrink(left)
+        if self._change is not None:
+            self._change.cache.shrink(left)
 
 
 def _aborted() -> dict[str, Any]:

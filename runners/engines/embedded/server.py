@@ -56,8 +56,8 @@ class UpdateCommand(_Command):
     weight_version: int | None = None
     abort_all_requests: bool = False
     in_flight: bool = False
-    """Not SGLang's: load beside the running requests and put them back into the queue between two
-    of their tokens, instead of waiting for their end.
+    """Not SGLang's: make the weights ready beside the running requests and change between two of
+    their tokens, instead of waiting for their end.
     """
     load_format: Literal["auto", "safetensors"] | None = None
     flush_cache: Literal[True] | None = None

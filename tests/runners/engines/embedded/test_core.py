@@ -459,6 +459,20 @@ async def test_tokens_are_sampled_while_weights_are_loaded_and_have_their_weight
         await others.close()
 
 
+async def test_weights_change_in_a_pause_although_no_step_makes_them_ready(
+    core: EngineCore, other_model_dir: Path
+) -> None:
+    running = asyncio.create_task(core.run("r", array(prompt(20, 400)), RequestSampling(300)))
+    while (await core.load()).generated_tokens < 5:
+        await asyncio.sleep(0.002)
+    await core.pause("in_place")
+    assert await core.switch_weights(other_model_dir, 1, retract=True) == 1
+    assert core.weight_version == 1
+    await core.resume()
+    versions = (await running).weight_versions.tolist()
+    assert (versions[0], versions[-1]) == (0, 1)
+
+
 async def test_weights_that_cannot_be_loaded_in_flight_change_nothing(
     core: EngineCore, tmp_path: Path
 ) -> None:
