@@ -232,9 +232,10 @@ def test_the_parts_of_context_parallel_ranks_make_the_whole(
     for slime.parallel.context_rank in range(2):
         sampled = [cut(torch.zeros(n), t, n) for t, n in zip(totals, lengths, strict=True)]
         trained = [cut(torch.arange(n) / -n, t, n) for t, n in zip(totals, lengths, strict=True)]
-        for slime.parallel.tensor_rank in range(2):  # the second has the same tokens again
+        for slime.parallel.tensor_rank in range(2):  # the second has the same tokens: not counted
             hooks.truncate_ratios(
-                args, pg_loss=torch.zeros(sum(map(len, sampled))), train_log_probs=trained,
+                args, pg_loss=torch.zeros(sum(map(len, sampled))),
+                train_log_probs=[each - slime.parallel.tensor_rank for each in trained],
                 rollout_log_probs=sampled, loss_masks=masks,
                 total_lengths=totals, response_lengths=lengths,
             )  # fmt: skip
