@@ -25,11 +25,15 @@ def compare(
     ],
     as_json: Json = False,
 ) -> None:
-    """Compare runs: solve rates, reward, tokens, time, different keys."""
+    """Compare runs: solve rates, reward, tokens, time, different keys; task by task with the first.
+
+    The paired test flips the signs of the tasks' differences; a task is gained or lost if most of
+    its rollouts solve it in one of the two runs.
+    """
     if len(runs) < 2:
         raise typer.BadParameter("name two runs or more")
     from cli.invocation import print_json, stdout
-    from cli.tables import render_comparison, render_differences
+    from cli.tables import render_comparison, render_differences, render_pairs
     from runners.report.comparison import compare_runs
 
     found = compare_runs(runs)
@@ -37,6 +41,8 @@ def compare(
         print_json(found)
         return
     stdout().print(render_comparison(found["runs"], found["seeds"], title="runs"))
+    if found["pairs"]:
+        stdout().print(render_pairs(found["pairs"]))
     stdout().print(
         render_differences(found["differences"], [run["label"] for run in found["runs"]])
     )

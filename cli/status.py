@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ EXAMPLES = examples("agentrl status runs/20260101-120000-linear")
 def status(run: RunDir, as_json: Json = False) -> None:
     """Show the state of a run: running or ended, here or on a cluster."""
     from cli.invocation import print_json, stdout
+    from runners.evaluation.passes import read_run_passes
     from runners.observe.remote_status import read_remote_status
     from runners.observe.status import read_status, render
 
@@ -22,11 +24,18 @@ def status(run: RunDir, as_json: Json = False) -> None:
         else:
             stdout().print(f"job {run.name}: {waiting['message']}", soft_wrap=True)
         return
-    found = read_remote_status(run) or read_status(run)
+    remote = read_remote_status(run)
+    found = remote or read_status(run)
+    passes = [] if remote is not None or found.benchmark is None else read_run_passes(run)
     if as_json:
-        print_json(found.to_dict())
+        print_json(found.to_dict() | {"passes": [asdict(each) for each in passes]})
     else:
-        stdout().print(render(found))
+        table = render(found)
+        for each in passes:
+            low, high = (f"{100 * end:.1f}%" for end in each.interval)
+            value = f"{each.value:.1%} ({low} to {high}, {each.tasks:,} tasks)"
+            table.add_row(f"pass@{each.k}", value)
+        stdout().print(table)
 
 
 def _read_waiting_job(run: Path) -> dict[str, Any] | None:

@@ -187,6 +187,39 @@ def render_differences(differences: dict[str, list[Any]], labels: list[str]) -> 
     return LabelledTable([make_printable(label) for label in labels], build)
 
 
+_NAMED = 12
+"""Most tasks that are named of those that a run gained, or lost."""
+
+
+def render_pairs(pairs: Sequence[dict[str, Any]]) -> RenderableType:
+    """Return runs against the first one: the paired test over tasks, then the flips by name."""
+
+    def build(labels: Sequence[str]) -> Table:
+        title = f"task by task, against {make_printable(pairs[0]['against'])}"
+        table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+        table.add_column("run", overflow="fold")
+        for column in ("tasks", "difference", "p", "gained", "lost"):
+            table.add_column(column, justify="right", no_wrap=True)
+        for label, pair in zip(labels, pairs, strict=True):
+            low, high = pair["interval"]
+            points = f"{100 * pair['difference']:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
+            counts = (str(len(pair["gained"])), str(len(pair["lost"])))
+            table.add_row(label, f"{pair['tasks']:,}", points, f"{pair['p']:.2g}", *counts)
+        return table
+
+    flips = Table.grid(padding=(0, 2, 0, 0))
+    flips.add_column(no_wrap=True, style="bright_black")
+    flips.add_column(overflow="fold")
+    for pair in pairs:
+        for what in ("gained", "lost"):
+            if names := pair[what]:
+                more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+                text = ", ".join(map(make_printable, names[:_NAMED])) + more
+                flips.add_row(what, Text(f"{make_printable(pair['run'])}: {text}"))
+    table = LabelledTable([make_printable(pair["run"]) for pair in pairs], build)
+    return Group(table, flips) if flips.row_count else table
+
+
 def _end(document: dict[str, Any]) -> Text:
     state = document.get("state")
     if state is None:

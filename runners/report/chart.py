@@ -42,6 +42,8 @@ class ChartLine:
     dashed: bool = False
     ranges: Sequence[tuple[float, float, float]] = ()
     """(step, low, high): intervals of the points."""
+    band: bool = False
+    """Draw the intervals as one area, not each by itself."""
 
 
 def draw_line_chart(
@@ -158,7 +160,12 @@ def _frame(along: Scale, up: Scale, say: Callable[[float], str]) -> list[Child]:
 
 def _line(line: ChartLine, along: Scale, up: Scale, *, log: bool) -> list[Child]:
     parts: list[Child] = []
-    for step, low, high in line.ranges:
+    if line.band and line.ranges:
+        upper = [f"{along.place(step):.1f} {up.place(high):.1f}" for step, _, high in line.ranges]
+        lower = [f"{along.place(step):.1f} {up.place(low):.1f}" for step, low, _ in line.ranges]
+        area = f"M{'L'.join([*upper, *reversed(lower)])}z"
+        parts.append(make("path", d=area, class_=f"band {line.colour}"))
+    for step, low, high in () if line.band else line.ranges:
         x = along.place(step)
         ends = f"M{x:.1f} {up.place(low):.1f}V{up.place(high):.1f}"
         ends += "".join(f"M{x - 4:.1f} {up.place(end):.1f}h8" for end in (low, high))

@@ -8,6 +8,7 @@ from typing import Any
 
 from conf.keys import flatten
 from runners.campaign.result import summarize
+from runners.report.paired import compare_tasks, read_verdicts
 from runners.report.report_data import ReportData, read_report_data
 from runners.report.seeds import pool_seeds
 from runners.store.run_store import RunStore
@@ -19,15 +20,16 @@ _OWN = ("run.dir",)
 
 def compare_runs(run_dirs: Sequence[Path]) -> dict[str, Any]:
     """Return ``runs``, a document of each, ``seeds``, one of those that differ in their seed alone,
-    and ``differences``: key → value in each run, None in a run that lacks the key. Raises
-    StoreError.
+    ``pairs``, each run against the first over the tasks that both measured (``PairedResult``), and
+    ``differences``: key → value in each run, None in a run that lacks the key. Raises StoreError.
     """
     names = [path.resolve().name for path in run_dirs]
-    runs, configs = [], []
+    runs, configs, verdicts = [], [], []
     for path, name in zip(run_dirs, names, strict=True):
         with RunStore.open(path, read_only=True) as store:
             facts = read_report_data(store)
             summary = summarize(store, wall_s=facts.wall_s)
+            verdicts.append(read_verdicts(store))
         label = name if names.count(name) == 1 else str(path)
         runs.append({"label": label, **summary, **_further(facts, summary)})
         configs.append(dict(flatten(facts.config)))
@@ -36,7 +38,17 @@ def compare_runs(run_dirs: Sequence[Path]) -> dict[str, Any]:
     differences = {
         key: found for key, found in values.items() if any(one != found[0] for one in found)
     }
-    return {"runs": runs, "seeds": _pool(runs, differences), "differences": differences}
+    pairs = [
+        pair.to_dict()
+        for run, measured in zip(runs[1:], verdicts[1:], strict=True)
+        if (pair := compare_tasks(run["label"], measured, runs[0]["label"], verdicts[0]))
+    ]
+    return {
+        "runs": runs,
+        "seeds": _pool(runs, differences),
+        "pairs": pairs,
+        "differences": differences,
+    }
 
 
 def _pool(

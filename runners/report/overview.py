@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import get_args
 from xml.etree.ElementTree import Element
 
+from runners.evaluation.statistics import wilson_interval
 from runners.observe.curves import REWARD, SOLVE_RATE, metric_points
 from runners.observe.dashboard import format_duration
 from runners.report.chart import ChartLine, draw_line_chart, draw_stacked_chart
@@ -131,7 +132,7 @@ def build_curves(facts: ReportData) -> Element | None:
     def curve(name: str, metric: str) -> list[ChartLine]:
         return [ChartLine(name, metric_points(facts.steps, metric), "blue")]
 
-    solved, speed = curve("solved", SOLVE_RATE), curve("tokens/s", "tokens/per_s")
+    solved, speed = [_solved(facts)], curve("tokens/s", "tokens/per_s")
     charts = [
         draw_line_chart(
             "Held-out solve rate",
@@ -140,7 +141,13 @@ def build_curves(facts: ReportData) -> Element | None:
             rate=True,
             most=1.0,
         ),
-        draw_line_chart("Training solve rate", "graded rollouts", solved, rate=True, most=1.0),
+        draw_line_chart(
+            "Training solve rate",
+            "graded rollouts, with 95 % interval (Wilson)",
+            solved,
+            rate=True,
+            most=1.0,
+        ),
         *_charts_by_set(facts),
         draw_line_chart(
             "Solved in part",
@@ -149,6 +156,7 @@ def build_curves(facts: ReportData) -> Element | None:
             rate=True,
         ),
         draw_line_chart("Mean reward", "graded rollouts", curve("reward", REWARD)),
+        draw_line_chart("Parts of the reward", "mean, graded rollouts", _reward_parts(facts)),
         draw_stacked_chart(
             "How rollouts ended",
             "rollouts per step",
@@ -171,6 +179,19 @@ def build_curves(facts: ReportData) -> Element | None:
     return make_section("Curves", make("div", *shown, class_="charts")) if shown else None
 
 
+def _solved(facts: ReportData) -> ChartLine:
+    """Return the training solve rate with Wilson's interval of each step's graded rollouts."""
+    ranges = []
+    for step in (row["step"] for row in facts.steps if row["step"] in facts.sums.ends):
+        ends = facts.sums.ends[step]
+        interval = wilson_interval(ends["solved"], ends["solved"] + ends["unsolved"])
+        if interval is not None:
+            ranges.append((float(step), *interval))
+    return ChartLine(
+        "solved", metric_points(facts.steps, SOLVE_RATE), "blue", ranges=ranges, band=True
+    )
+
+
 def _charts_by_set(facts: ReportData) -> Iterator[Element | None]:
     """Yield the solve rates of each set of a mixture, in training and in evaluations."""
     kinds = {SOLVE_RATE: "Training solve rate", "eval/solve_rate": "Held-out solve rate"}
@@ -184,6 +205,17 @@ def _charts_by_set(facts: ReportData) -> Iterator[Element | None]:
                 lines = [ChartLine(name, points, "blue" if key == SOLVE_RATE else "orange")]
                 what = "graded rollouts"
                 yield draw_line_chart(f"{title}: {name}", what, lines, rate=True, most=1.0)
+
+
+def _reward_parts(facts: ReportData) -> list[ChartLine]:
+    """Return a curve of each part of the reward; nothing if there is one alone."""
+    names = dict.fromkeys(n for step in facts.steps for n in step if n.startswith("reward/"))
+    colours = ("green", "vermillion", "purple", "orange", "sky", "blue", "yellow", "grey")
+    lines = [
+        ChartLine(name.removeprefix("reward/"), metric_points(facts.steps, name), colour)
+        for name, colour in zip(names, colours, strict=False)
+    ]
+    return lines if len(lines) > 1 else []
 
 
 def _cheating(facts: ReportData, name: str) -> list[ChartLine]:

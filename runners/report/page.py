@@ -12,6 +12,7 @@ from pathlib import Path
 from conf.errors import AgentrlError, ExitCode
 from runners.observe.swimlane import AttemptSpans
 from runners.processes.atomic_write import atomic_file
+from runners.report.alarms import build_alarms
 from runners.report.element import make, render_html
 from runners.report.overview import build_curves, build_head, build_outcomes
 from runners.report.report_data import ReportData, read_report_data
@@ -26,6 +27,7 @@ from runners.report.rollouts import (
 from runners.report.routing import build_routing
 from runners.report.swimlane import read_attempts
 from runners.report.task_rates import build_task_rates
+from runners.report.unsolved import build_unsolved
 from runners.store.run_store import RunStore
 
 NAME = "report.html"
@@ -71,6 +73,7 @@ def render_report(store: RunStore, path: Path) -> str:
     links = Links(store.run_dir, path)
     config = json.dumps(facts.config, indent=2, ensure_ascii=False)
     parts = [
+        build_alarms(facts),
         build_curves(facts),
         build_outcomes(facts),
         build_task_rates(facts),
@@ -78,6 +81,7 @@ def render_report(store: RunStore, path: Path) -> str:
         build_branches(facts),
         build_rollouts(facts, list(_lanes(store, facts)), links),
         build_tampering(facts, links),
+        build_unsolved(facts, links),
         build_failures(facts, links),
         build_configuration(facts, config),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import Any
 
 from conf.compose import changed_keys
 from runners.campaign.result import find_interval, metrics_rows
-from runners.evaluation.statistics import pass_at_k, task_interval
+from runners.evaluation.passes import estimate_passes
 from runners.observe.status import Status, read_store_status
 from runners.observe.swimlane import name_end, without_texts
 from runners.observe.task_rates import TaskRate, read_task_rates
@@ -23,6 +24,9 @@ from runners.trajectory.record import RolloutRecord
 SLOWEST = 12
 _MESSAGE = 160
 """Failures whose messages share so many first characters are counted as one."""
+_CAUSES, _TAIL = 1_000, 1_200
+"""Reasons that are told apart, and characters of a log: a policy may write what it likes."""
+_NUMBER = re.compile(r"\d+")
 
 UNGRADED = "no grade"
 
@@ -54,6 +58,18 @@ class Failure:
 
 
 @dataclass(slots=True)
+class Cause:
+    """Unsolved rollouts whose verdicts have the same reason, but for its numbers."""
+
+    reason: str
+    """That of the first of them."""
+    rollout_id: str
+    tail: str
+    """End of the first one's test log."""
+    count: int = 0
+
+
+@dataclass(slots=True)
 class Sums:
     """Sums over the attempts of a run; mutated by ``add``."""
 
@@ -66,6 +82,7 @@ class Sums:
     tokens: Counter[str] = field(default_factory=Counter)
     """Sampled tokens by their use: graded, ungraded, replaced, evaluation."""
     failures: dict[tuple[str, str], Failure] = field(default_factory=dict)
+    causes: dict[str, Cause] = field(default_factory=dict)
     tampered: list[RolloutRecord] = field(default_factory=list)
     """Rollouts whose patch tampered with its grading."""
     tasks: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -85,6 +102,8 @@ class Sums:
         if record.outcome.code is OutcomeCode.POLICY_TAMPERED:
             self.tampered.append(without_texts(record))
         end = name_end(record) if graded else UNGRADED
+        if graded and not record.solved:
+            self._unsolved(record)
         if record.split == "train":
             self.ends[record.step][end] += 1
             self.stages[record.step].update(record.timings)
@@ -96,6 +115,16 @@ class Sums:
                 self.tasks[record.group] = (seen + 1, solved + bool(record.solved))
         took = (record.timings.get("total", 0.0), record.session_id, without_texts(record))
         (heapq.heappush if len(self.slow) < SLOWEST else heapq.heappushpop)(self.slow, took)
+
+    def _unsolved(self, record: RolloutRecord) -> None:
+        verdict = record.verdict or {}
+        reason = str(verdict.get("reason") or record.outcome.message or record.outcome.code.value)
+        cause = self.causes.get(key := _NUMBER.sub("#", reason[:_MESSAGE]))
+        if cause is None and len(self.causes) < _CAUSES:
+            tail = str(verdict.get("log") or "").rstrip()[-_TAIL:]
+            cause = self.causes[key] = Cause(reason, record.rollout_id, tail)
+        if cause is not None:
+            cause.count += 1
 
     def _failed(self, record: RolloutRecord) -> None:
         message = record.outcome.message
@@ -195,12 +224,9 @@ def _held_out(store: RunStore) -> Iterator[SolveRate]:
 
 def _passes(sums: Sums, config: dict[str, Any]) -> Iterator[SolveRate]:
     """Yield pass@k over the tasks that an evaluation has graded so far."""
-    for k in range(1, int(config.get("eval", {}).get("attempts_per_task", 1)) + 1):
-        tasks = [counts for counts in sums.tasks.values() if counts[0] >= k]
-        values = [pass_at_k(graded, solved, k) for graded, solved in tasks]
-        interval = task_interval(values)
-        if interval is not None:
-            yield SolveRate(f"pass@{k}", k, sum(values) / len(values), *interval, len(values))
+    attempts = int(config.get("eval", {}).get("attempts_per_task", 1))
+    for each in estimate_passes(sums.tasks.values(), attempts):
+        yield SolveRate(f"pass@{each.k}", each.k, each.value, *each.interval, each.tasks)
 
 
 def _branches(store: RunStore) -> list[BranchTotals]:

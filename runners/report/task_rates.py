@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from math import ceil
 from xml.etree.ElementTree import Element
 
+from runners.evaluation.statistics import wilson_interval
 from runners.observe.task_rates import TaskRate
 from runners.report.element import Child, make
 from runners.report.number_format import format_count, format_share
@@ -42,19 +43,26 @@ def find_bin(rate: float) -> str:
     return _BINS[-1] if rate >= 1 else _BINS[ceil(rate * 4)]
 
 
+def _between(each: TaskRate) -> str:
+    """Return Wilson's interval of a task's solve rate over all its steps."""
+    low, high = wilson_interval(each.solved, each.graded) or (0.0, 1.0)
+    return f"{100 * low:.0f}–{100 * high:.0f} %"
+
+
 def _list(rates: Sequence[TaskRate]) -> Element:
     return make_table(
-        ["task", "steps", "graded", "solved", "last step", "in it"],
+        ["task", "steps", "graded", "solved", "95 %", "last step", "in it"],
         [
             [
                 make("code", each.task_id),
                 format_count(each.steps),
                 format_count(each.graded),
                 format_share(each.rate),
+                _between(each),
                 str(each.last_step),
                 format_share(each.last_rate),
             ]
             for each in rates
         ],
-        numbers=range(1, 6),
+        numbers=range(1, 7),
     )

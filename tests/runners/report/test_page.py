@@ -67,8 +67,8 @@ def test_the_page_of_a_campaign_has_every_section_and_loads_nothing(tmp_path: Pa
     with example_run(tmp_path / "run") as store:
         page = page_of(store)
     assert list(page.sections) == [
-        *("", "curves", "outcomes", "training-tasks", "branches-and-tokens"),
-        *("rollouts", "failures", "configuration"),
+        *("", "alarms", "curves", "outcomes", "training-tasks", "branches-and-tokens"),
+        *("rollouts", "unsolved", "failures", "configuration"),
     ]
     assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
     assert all(name != "src" for name, _ in page.attributes)
@@ -98,7 +98,7 @@ def test_training_tasks_are_counted_by_solve_rate_and_the_least_solved_come_firs
     assert "3 tasks were tried." in text
     assert "never 1 1 up to ¼ 0 0 up to ½ 1 0 up to ¾ 0 0 below 1 0 0 always 1 2" in text
     rows = text.partition("in it ")[2]
-    assert rows.startswith("hard 1 2 0.0 % 1 0.0 % turned 2 3 33.3 % 3 100.0 %"), rows
+    assert rows.startswith("hard 1 2 0.0 % 0–66 % 1 0.0 % turned 2 3 33.3 % 6–79 % 3 100.0 %"), rows
     for name in ("held-out", "retried", "new"):
         assert name not in text
 

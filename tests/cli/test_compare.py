@@ -1,0 +1,60 @@
+"""``agentrl compare`` and ``status`` of evaluations fit terminals of 80 and 120 columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runners.store.run_state import State
+from runners.store.run_store import RunStore
+from tests.cli.conftest import Agentrl
+from tests.fakes.records import CONFIG, a_rollout
+
+Golden = Callable[[str, str], None]
+
+
+def evaluate(run_dir: Path, solved: list[bool], **info: Any) -> Path:
+    """Write a run whose evaluation has one rollout per task."""
+    with RunStore.create(run_dir, CONFIG) as store:
+        for number, verdict in enumerate(solved):
+            name, task = f"eval-000003-{number:03}-00", f"repository__issue-{number}"
+            store.put_rollout(a_rollout(name, task_id=task, solved=verdict))
+        if not info:
+            rate = sum(solved) / len(solved)
+            store.finish_evaluation(0, {"solve_rate": 0.25, "tasks": len(solved)})
+            store.finish_evaluation(3, {"solve_rate": rate, "tasks": len(solved)})
+        store.set_state(State.RUNNING, **info)
+        store.set_state(State.DONE, exit_code=0, wall_s=61.0, **info)
+    return run_dir
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_comparison_fits_the_terminal(
+    agentrl: Agentrl,
+    tmp_path: Path,
+    golden: Golden,
+    monkeypatch: pytest.MonkeyPatch,
+    width: int,
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    first = evaluate(tmp_path / "20260101-120000-linear", [False] * 20 + [True] * 4)
+    second = evaluate(tmp_path / "20260101-130000-linear", [True] * 20 + [True, False] * 2)
+    shown = agentrl("compare", str(first), str(second)).stdout
+    assert max(map(len, shown.splitlines())) <= width
+    for part in ("+75.0 (", "gained", "repository__issue-0, ", "and 8 more"):
+        assert part in " ".join(shown.split())
+    golden(f"compare-{width}.txt", "\n".join(map(str.rstrip, shown.splitlines())) + "\n")
+    document = json.loads(agentrl("compare", str(first), str(second), "--json").stdout)
+    [pair] = document["pairs"]
+    assert (len(pair["gained"]), len(pair["lost"]), pair["p"] < 0.001) == (20, 2, True)
+
+
+def test_the_status_of_an_evaluation_shows_pass_at_k(agentrl: Agentrl, tmp_path: Path) -> None:
+    run = evaluate(tmp_path / "eval", [True, True, True, False], benchmark="bugfix")
+    assert "75.0% (30.1% to 95.4%, 4 tasks)" in agentrl("status", str(run)).stdout
+    [passed] = json.loads(agentrl("status", str(run), "--json").stdout)["passes"]
+    assert (passed["k"], passed["value"], passed["tasks"]) == (1, 0.75, 4)
