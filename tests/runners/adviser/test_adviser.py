@@ -71,6 +71,23 @@ def test_a_real_run_that_went_wrong_is_named(name: str, expected: str, by: int) 
     assert step <= by
 
 
+def test_bad_luck_of_a_small_run_is_no_dead_grader() -> None:
+    """A quarter was solved; none of 16 has probability 0.01, none of 64 has 1e-8."""
+
+    def history(rollouts: int) -> History:
+        rates = (0.25, 0.25, 0.25, 0.0, 0.0)
+        return History(
+            {},
+            [
+                StepFacts(step, {"train/solve_rate": rate}, {"policy.finished": rollouts})
+                for step, rate in enumerate(rates, 1)
+            ],
+        )
+
+    assert "dead_grader" not in seen(history(8))
+    assert seen(history(32))["dead_grader"][0] == 5
+
+
 def test_doubled_tasks_are_named_from_the_first_step_on() -> None:
     [history] = [WELL["well-linear-0a"]]
     step, alarm = seen(double_tasks(history, 0.3))["duplicates"]
