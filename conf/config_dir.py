@@ -9,10 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError  # type: ignore[import-untyped]
-
 from conf.errors import ConfigError
 from conf.keys import groups, set_config_dir
 from conf.suggestions import suggest
@@ -53,6 +49,11 @@ def _find_faults(directory: Path, known: Mapping[str, tuple[str, ...]]) -> Itera
 
 
 def _find_fault(file: Path) -> str:
+    # Not for a command without such a folder, or a TAB.
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError  # type: ignore[import-untyped]
+
     try:
         content = OmegaConf.load(file)
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:

@@ -59,7 +59,7 @@ def by_name(seam: str, *names: str) -> BeforeValidator:
     """
 
     def read(given: object) -> object:
-        if not isinstance(given, str | dict):
+        if not isinstance(given, str | dict | Section):
             words = "".join(f"{name}, " for name in names)
             raise ValueError(f"must be {words}{FORM}, or {{target: …, options: {{…}}}}")
         if isinstance(given, str) and given not in names:

@@ -30,7 +30,8 @@ def test_errors_and_warnings_are_printed_as_they_are(
     said = capsys.readouterr().err
     assert STEERING.search(said) is None
     if text.isprintable():
-        assert said.count(f"<{text}>") == 2
+        line = f"<{text}>"
+        assert said.count(line if len(line) < 2_000 else line[:1_900]) == 2
 
 
 @each_exception

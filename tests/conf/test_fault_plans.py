@@ -75,7 +75,7 @@ rules:
 """
     found = faults(with_file(tmp_path / "plan.yaml", text))
     for part in (
-        "faults.rules[0]={'where': 'grade', 'what': 'abort'} cannot be: abort does not happen at",
+        "faults.rules[0]={where:grade,what:abort} cannot be: abort does not happen at",
         "has status=404: a fault is 429 or 500 to 599",
         "lacks status: 429 or 500 to 599",
         "lacks seconds: how long the delay is",

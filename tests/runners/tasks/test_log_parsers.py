@@ -243,7 +243,9 @@ def test_our_plugin_and_the_log_agree_on_a_run(kind: str) -> None:
         ours = eval_script.judge_run(task, run)
         report = read_log(task, run)
         theirs = judge_report(task, run, report)
-        assert replace(ours, tests=()) == replace(theirs, tests=(), official=None)
+        # A log does not say of a test that is not in it whether it ran, so reasons may differ.
+        bare = replace(theirs, tests=(), official=None, reason=ours.reason)
+        assert replace(ours, tests=()) == bare
         passed = [[t.name for t in v.tests if t.result == "passed"] for v in (ours, theirs)]
         assert passed[0] == passed[1]
         assert theirs.official is (theirs.kind is VerdictKind.SOLVED)
