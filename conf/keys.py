@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
-
-from omegaconf import DictConfig, OmegaConf
+from typing import TYPE_CHECKING, Any, cast
 
 from conf.suggestions import abbreviates, closest_match, suggest
 from conf.targets import FORM, plugin_names
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 CONF_DIR = Path(__file__).parent
 RETIRED: dict[str, Any] = {
@@ -62,7 +63,7 @@ def choice_file(group: str, choice: str) -> dict[str, Any]:
     file = CONF_DIR / group / f"{choice}.yaml"
     if not file.exists() and (directory := config_dir()) is not None:
         file = directory / group / f"{choice}.yaml"
-    return to_dict(cast("DictConfig", OmegaConf.load(file)))
+    return _load(file)
 
 
 def choice_of_kind(group: str, kind: object) -> str | None:
@@ -89,7 +90,7 @@ def default_choices() -> dict[str, str]:
 
 @cache
 def _root_file() -> dict[str, Any]:
-    return to_dict(cast("DictConfig", OmegaConf.load(CONF_DIR / "config.yaml")))
+    return _load(CONF_DIR / "config.yaml")
 
 
 def root_content() -> dict[str, Any]:
@@ -97,10 +98,18 @@ def root_content() -> dict[str, Any]:
     return dict(_root_file())
 
 
+def _load(file: Path) -> dict[str, Any]:
+    from omegaconf import OmegaConf  # not for a TAB, which knows the keys from a table
+
+    return to_dict(cast("DictConfig", OmegaConf.load(file)))
+
+
 def to_dict(tree: DictConfig, *, resolve: bool = False) -> dict[str, Any]:
     """Return ``tree`` as a dict; with ``resolve``, interpolations are replaced and missing values
     refused.
     """
+    from omegaconf import OmegaConf
+
     content = OmegaConf.to_container(tree, resolve=resolve, throw_on_missing=resolve)
     return cast("dict[str, Any]", content)
 
