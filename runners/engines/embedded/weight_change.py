@@ -23,8 +23,8 @@ from runners.engines.embedded.request import Request
 from runners.engines.embedded.rows import RowKeys, Rows
 
 SLICE_TOKENS = 64
-"""Tokens that a slice computes again: about the time of a step that decodes 16 rows (measured on a
-CPU), so the gap between two tokens doubles meanwhile. Smaller slices delay the new weights more.
+"""Tokens that a slice computes again, and with it each gap between two tokens grows meanwhile.
+Smaller slices delay the new weights more.
 """
 MIN_GAIN = 2
 """A slice computes at least this many times the tokens that a step adds, or it never catches up."""

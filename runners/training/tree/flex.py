@@ -1,22 +1,59 @@
 """Attention of a prefix tree on a GPU: FlexAttention's block mask (Dong et al. 2024, arXiv
 2412.05496), in one kernel.
 
-The mask is built from the order of the nodes, not from n² pairs.
+The mask is built from the order of the nodes, not from n² pairs. Rows are filled up to whole
+blocks: the kernel for fewer than 128 queries does not exist for every shape, and each further kind
+of length would be one more kernel to compile.
 """
 
 from __future__ import annotations
+
+from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask
+from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from runners.training.tree.attention import TreeAttention, find_path
 from runners.training.tree.packing import Pack
 
 BLOCK = 128
 """FlexAttention's own; a multiple of its kernels' tiles."""
+MOST_KERNELS = 64
+"""Kernels that may be compiled: one per type, shape of heads, window, with gradients or without.
+Beyond torch's own limit of 8 all n² scores would be computed, and nothing would say so.
+"""
+
+
+def attend_in_one_kernel(
+    query: Tensor, key: Tensor, value: Tensor, tree: TreeAttention, window: int | None, scale: float
+) -> Tensor:
+    """Return the mixed values, float [1, T, heads, E].
+
+    ``query`` [1, heads, T, D]; ``key`` [1, heads / groups, T, D]; ``value`` likewise.
+    """
+    nodes = query.shape[2]
+    missing = -nodes % BLOCK
+    filled = [F.pad(each, (0, 0, 0, missing)) for each in (query, key, value)]
+    mixed: Tensor = _compiled()(
+        *filled,
+        block_mask=find_block_mask(tree, window),
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return mixed[:, :, :nodes].transpose(1, 2).contiguous()
+
+
+@cache
+def _compiled() -> Any:
+    """Return FlexAttention as a kernel, or an error: never the form that computes n² scores."""
+    settings: Any = torch._dynamo.config
+    settings.recompile_limit = max(settings.recompile_limit, MOST_KERNELS)
+    return torch.compile(flex_attention, fullgraph=True)
 
 
 def find_block_mask(tree: TreeAttention, window: int | None) -> BlockMask:
@@ -33,9 +70,10 @@ def make_block_mask(tree: TreeAttention, window: int | None) -> BlockMask:
     """
     counts, indices = find_key_blocks(tree.pack, window, whole=False)
     whole_counts, whole_indices = find_key_blocks(tree.pack, window, whole=True)
-    nodes, device = len(tree.pack.depths), tree.depths.device
-    # A kernel reads whole blocks: what is after the last node is visible to no real query.
-    ends, depths = (_pad(each, len(counts) * BLOCK) for each in (tree.ends, tree.depths))
+    length, device = len(counts) * BLOCK, tree.depths.device
+    # What fills up the last block comes after every real query, and sees itself.
+    ends = _pad(tree.ends, length, length)
+    depths = _pad(tree.depths, length, 0)
 
     def attends(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         seen: Tensor = (key <= query) & (query < ends[key])
@@ -48,7 +86,7 @@ def make_block_mask(tree: TreeAttention, window: int | None) -> BlockMask:
 
     return BlockMask.from_kv_blocks(
         move(counts), move(indices), move(whole_counts), move(whole_indices),
-        BLOCK_SIZE=BLOCK, mask_mod=attends, seq_lengths=(nodes, nodes),
+        BLOCK_SIZE=BLOCK, mask_mod=attends, seq_lengths=(length, length),
     )  # fmt: skip
 
 
@@ -75,5 +113,5 @@ def find_key_blocks(
     return counts, indices
 
 
-def _pad(values: Tensor, length: int) -> Tensor:
-    return torch.nn.functional.pad(values, (0, length - len(values)))
+def _pad(values: Tensor, length: int, filling: int) -> Tensor:
+    return F.pad(values, (0, length - len(values)), value=filling)

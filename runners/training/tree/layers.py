@@ -6,13 +6,12 @@ from typing import Any
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from runners.training.policy import find_decoder
 from runners.training.tree.attention import TreeAttention, attend_by_blocks
-from runners.training.tree.flex import find_block_mask
+from runners.training.tree.flex import attend_in_one_kernel
 
 NAME = "prefix_tree"
 ATTENDING = ("full_attention", "sliding_attention")
@@ -88,8 +87,6 @@ def attend(
         raise NotImplementedError("a layer with a window that its attention is not told")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if query.device.type == "cuda":
-        mask = find_block_mask(tree, window)
-        mixed, _ = flex_attention_forward(module, query, key, value, mask, scaling=scale)
-        return mixed, None
+        return attend_in_one_kernel(query, key, value, tree, window, scale), None
     mixed = attend_by_blocks(query[0], key[0], value[0], tree, window, scale)
     return mixed.transpose(0, 1).contiguous()[None], None

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import flex_attention
 
 from runners.training.sample import Sample
 from runners.training.tree.attention import TreeAttention, attend_by_blocks
-from runners.training.tree.flex import BLOCK, make_block_mask
+from runners.training.tree.flex import BLOCK, attend_in_one_kernel, make_block_mask
 from runners.training.tree.packing import Pack, pack_samples
 from tests.fakes.sample_trees import sample_trees
 
@@ -74,7 +76,7 @@ def check_flex_mask(pack: Pack, window: int | None) -> None:
     """Compare the mask as a kernel takes it: whole blocks of keys, and blocks with the mask."""
     mask = make_block_mask(TreeAttention(pack, CPU), window)
     nodes = len(pack.depths)
-    assert mask.seq_lengths == (nodes, nodes)
+    assert mask.seq_lengths == (-(-nodes // BLOCK) * BLOCK,) * 2, "whole blocks"
     assert mask.full_kv_num_blocks is not None
     assert mask.full_kv_indices is not None
     found = torch.zeros(nodes, nodes, dtype=torch.bool)
@@ -92,6 +94,29 @@ def check_flex_mask(pack: Pack, window: int | None) -> None:
                 assert not found[pair].any(), "a block is listed once"
                 found[pair] = seen.expand(len(queries), len(keys))
     assert torch.equal(found, find_visible(pack, window))
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("window", [None, 30])
+@pytest.mark.parametrize("length", [7, 128, 300])
+def test_one_kernel_attends_as_blocks_do(
+    length: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the kernel is given, with FlexAttention's plain form in its place; gradients need a
+    GPU (``test_gpu.py``).
+    """
+    monkeypatch.setattr("runners.training.tree.flex._compiled", lambda: flex_attention)
+    first = make_path(length)
+    other = replace(first, tokens=np.where(first.tokens > length // 2, 1, first.tokens))
+    (pack,) = pack_samples([first, other], 10_000)
+    generator = torch.Generator().manual_seed(0)
+    nodes = len(pack.depths)
+    sizes = [(4, nodes, 16), (2, nodes, 16), (2, nodes, 16)]
+    query, key, value = (torch.randn(size, generator=generator).double() for size in sizes)
+    tree = TreeAttention(pack, CPU)
+    mixed = attend_in_one_kernel(query[None], key[None], value[None], tree, window, 0.3)
+    expected = attend_by_blocks(query, key, value, tree, window, 0.3)
+    torch.testing.assert_close(mixed[0].transpose(0, 1), expected, rtol=1e-6, atol=1e-6)
 
 
 def make_path(length: int) -> Sample:
