@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from cli.invocation import print_json, stdout
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from conf.key_reference import KeyEntry
 
 
@@ -31,7 +33,8 @@ def show_key(key: str, overrides: list[str], *, as_json: bool) -> None:
         raise ConfigError(
             unknown_key(key, tree).replace("`agentrl show` lists", "docs/keys.md has")
         )
-    found = [_describe(entry, *_find_value(entry.key, overrides)) for entry in exact or inside]
+    values, origins = _compose(overrides)
+    found = [_describe(entry, values, origins) for entry in exact or inside]
     if as_json:
         print_json({"keys": found})
         return
@@ -55,8 +58,10 @@ def _put(tree: dict[str, Any], parts: list[str]) -> None:
     tree.setdefault(parts[-1], None)
 
 
-def _find_value(key: str, overrides: list[str]) -> tuple[Any, str]:
-    """Return a key's value and origin in a configuration; ... and "" if it has none there."""
+def _compose(overrides: list[str]) -> tuple[dict[str, Any], Mapping[str, str]]:
+    """Return the values and origins of a configuration's keys; nothing if the defaults alone make
+    none.
+    """
     from conf.compose import compose_with_origins
     from conf.errors import ConfigError
     from conf.keys import flatten
@@ -66,12 +71,13 @@ def _find_value(key: str, overrides: list[str]) -> tuple[Any, str]:
     except ConfigError:
         if overrides:
             raise
-        return ..., ""
-    values = dict(flatten(config.model_dump(mode="json")))
-    return values.get(key, ...), origins.get(key, "")
+        return {}, {}
+    return dict(flatten(config.model_dump(mode="json"))), origins
 
 
-def _describe(entry: KeyEntry, value: Any, origin: str) -> dict[str, Any]:
+def _describe(
+    entry: KeyEntry, values: Mapping[str, Any], origins: Mapping[str, str]
+) -> dict[str, Any]:
     document: dict[str, Any] = {
         "key": entry.key,
         "choices": list(entry.choices),
@@ -81,8 +87,8 @@ def _describe(entry: KeyEntry, value: Any, origin: str) -> dict[str, Any]:
         "comment": entry.comment,
         "page": f"docs/{entry.page}",
     }
-    if value is not ...:
-        document |= {"value": value, "origin": origin}
+    if entry.key in values:
+        document |= {"value": values[entry.key], "origin": origins.get(entry.key, "")}
     return document
 
 
