@@ -55,15 +55,26 @@ def check_evaluations(jobs: Sequence[Job], benchmark: str, *, uses_policy: bool 
 
 
 def _check_selections(jobs: Sequence[Job], benchmark: str) -> None:
-    """Raise ConfigError if ``eval.ids`` or ``eval.offset`` leave no task, before a run directory is
-    made. The ids of generated tasks are known only once they are made; the run needs them, too.
+    """Raise ConfigError if ``eval.ids`` or ``eval.offset`` leave no job a task, before a run
+    directory is made; one job of several is a row of their comparison. The ids of generated tasks
+    are known only once they are made; the run needs them, too.
     """
+    from conf.errors import ConfigError
     from runners.evaluation.benchmarks import find_benchmark
     from runners.evaluation.plan import select_tasks
 
+    faults = []
     for job in jobs:
-        if (job.config.eval.ids, job.config.eval.offset) != ("*", 0):
+        if (job.config.eval.ids, job.config.eval.offset) == ("*", 0):
+            return
+        try:
             select_tasks(find_benchmark(benchmark), job.config)
+        except ConfigError as error:
+            faults.append(error)
+        else:
+            return
+    if faults:
+        raise faults[0]
 
 
 def execute_evaluation(benchmark: Benchmark, job: Job) -> EvaluationResult:
