@@ -77,6 +77,7 @@ ENVIRONMENT = {
     "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # else a system block differs in every request
     "CLAUDE_CODE_GATEWAY_HINT_HEADERS": "1",  # headers name the thread and compactions
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",  # updates, telemetry, titles
+    "SHELL": "/bin/bash",  # else its prompt names the shell that it finds on this machine
     "CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",  # a sub-agent's report must be its call's result
     # Gives up on a dead gateway after 20 s. The default, 10 retries, outlasts the deadline.
     "CLAUDE_CODE_MAX_RETRIES": "5",
