@@ -1,6 +1,7 @@
 """Keys and values of the running rows, and the attention of packed tokens over them, in float32.
 
 A block of decoding rows is one batched product, a span of prefill one product per group of heads.
+Keys are stored transposed: a product of few queries then reads them as they lie.
 
 Invariant: a token's attention has the same bits whatever else is packed, however its row was cut
 into spans, and whether it was decoded or prefilled. A library keeps the order in which it adds up
@@ -11,6 +12,7 @@ shapes, and values are summed tile by tile.
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -28,6 +30,11 @@ KEYS = 16
 KEY_TILE = 128
 """Values are summed over this many positions at a time: libraries cut longer sums where their
 length tells them (MKL from 129 on).
+"""
+
+MOST_KEYS_TRIED = 1024
+"""All lengths up to this many keys are tried when the libraries are compared, beyond it doubled
+ones: 10 ms of processor time for 2 queries of 32 dimensions, 60 ms for 8 of 128, once a process.
 """
 
 BLOCK_ROWS = 16
@@ -55,48 +62,88 @@ class DecodeBlock(NamedTuple):
     longest: int
 
 
+class KvSpan(NamedTuple):
+    """Keys and values of n consecutive positions, float32."""
+
+    keys: Tensor
+    """[layers, kv_heads, head_dim, n]"""
+    values: Tensor
+    """[layers, kv_heads, n, head_dim]"""
+
+    def part(self, start: int, end: int | None = None) -> KvSpan:
+        """Return a view of some of the positions."""
+        return KvSpan(self.keys[..., start:end], self.values[:, :, start:end])
+
+    def clone(self) -> KvSpan:
+        """Return a copy."""
+        return KvSpan(self.keys.clone(), self.values.clone())
+
+    def copy_(self, source: KvSpan) -> None:
+        """Overwrite the positions with those of ``source``."""
+        self.keys.copy_(source.keys)
+        self.values.copy_(source.values)
+
+
+class KvSlots(NamedTuple):
+    """Places of N tokens in the store."""
+
+    matrices: NDArray[np.int64]
+    """[N, kv_heads]: row · kv_heads + head"""
+    positions: NDArray[np.int64]
+    """[N, 1]"""
+
+
 class KvStore:
     """Keys and values of the running rows, float32.
 
     ``capacity`` is rounded up to a multiple of ``KEYS``.
-    ``data[layer, 0 (keys) | 1 (values), row · kv_heads + head, position, head_dim]``. The operating
-    system gives memory where a page is first written, so the store costs what is used, not what is
-    allocated.
+    ``keys[layer, row · kv_heads + head, head_dim, position]``; values have the last two dimensions
+    the other way round. The operating system gives memory where a page is first written, so the
+    store costs what is used, not what is allocated.
     """
 
     def __init__(self, config: ModelConfig, rows: int, capacity: int) -> None:
         self.heads = config.kv_heads
         self.capacity = capacity = round_up(capacity, KEYS)
-        shape = config.layers, 2, rows * config.kv_heads, capacity, config.head_dim
+        dim, matrices = config.head_dim, (config.layers, rows * config.kv_heads)
         # numpy's zeros, since torch's write them: that would cost all of the memory at once
-        self.data = torch.from_numpy(np.zeros(shape, np.float32))
-        self.flat = self.data.view(config.layers, 2, -1, config.head_dim)
-        self._head_offsets = np.arange(self.heads, dtype=np.int64) * capacity
+        self._keys = np.zeros((*matrices, dim, capacity), np.float32)
+        self._values = np.zeros((*matrices, capacity, dim), np.float32)
+        self.keys, self.values = torch.from_numpy(self._keys), torch.from_numpy(self._values)
+        self._heads = np.arange(self.heads, dtype=np.int64)
 
-    def slots(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
-        """Return the flat indices, int64 [N · kv_heads], of N (row, position) pairs."""
-        first = rows * (self.heads * self.capacity) + positions
-        return torch.from_numpy((first[:, None] + self._head_offsets).reshape(-1))
+    def slots(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> KvSlots:
+        """Return the places of N (row, position) pairs."""
+        return KvSlots(rows[:, None] * self.heads + self._heads, positions[:, None])
 
-    def span(self, row: int, start: int, end: int) -> Tensor:
-        """Return a view of positions of a row, [layers, 2, kv_heads, end - start, head_dim]."""
-        return self.data[:, :, row * self.heads : (row + 1) * self.heads, start:end]
+    def write(self, layer: int, slots: KvSlots, keys: Tensor, values: Tensor) -> None:
+        """Store a layer's keys and values of N tokens, both [N, kv_heads, head_dim]."""
+        # numpy: torch has no assignment by index along an inner dimension that is as quick
+        self._keys[layer][slots.matrices, :, slots.positions] = keys.numpy()
+        self._values[layer][slots.matrices, slots.positions] = values.numpy()
+
+    def span(self, row: int, start: int, end: int) -> KvSpan:
+        """Return a view of positions of a row."""
+        own = slice(row * self.heads, (row + 1) * self.heads)
+        return KvSpan(self.keys[:, own, :, start:end], self.values[:, own, start:end])
 
 
 class DecodeAttention:
     """The attention of one new token per row.
 
     A product of so few query rows costs MKL mostly the copies that it makes of keys and values;
-    numpy's library multiplies the values where they are, in about half of the time. It is used
-    where it is found to round as MKL does, so that decoded tokens keep the bits of prefilled ones.
+    numpy's library multiplies them where they are, in about half of the time. It is used where it
+    is found to round as MKL does, so that decoded tokens keep the bits of prefilled ones.
     """
 
     def __init__(self, config: ModelConfig, max_context: int) -> None:
         self._groups = config.kv_heads
         self._queries = config.heads // config.kv_heads
-        self.numpy = _numpy_rounds_as_torch(self._queries, config.head_dim)
-        """True where numpy multiplies the values."""
         self._context = context = round_up(max_context, KEYS)
+        self.numpy_keys = numpy_scores_as_torch(self._queries, config.head_dim, context)
+        """True where numpy multiplies the keys,"""
+        self.numpy_values = numpy_mixes_as_torch(self._queries, config.head_dim)
+        """and where it multiplies the values."""
         ramp = torch.cat([torch.zeros(context), torch.full((context,), -math.inf)])
         # window i begins with context - i zeros
         self._masks = ramp.as_strided((context + 1, context), (1, 1))
@@ -122,16 +169,17 @@ class DecodeAttention:
         stored = slice(begin * self._groups, end * self._groups)
         grouped = query[begin:end].reshape(rows * self._groups, self._queries, dim)
         length = round_up(longest, KEYS)
-        keys, values = keys[stored, :length], values[stored, :length]
-        scores = torch.bmm(pad_queries(grouped), keys.transpose(1, 2))
-        if self.numpy:
-            scores = scores[:, : self._queries]
+        keys, values = keys[stored, :, :length], values[stored, :length]
+        if self.numpy_keys:
+            scores = torch.from_numpy(np.matmul(grouped.numpy(), keys.numpy()))
+        else:
+            scores = torch.bmm(pad_queries(grouped), keys)[:, : self._queries]
         scores.view(rows, self._groups, -1, length).add_(mask[begin:end, None, :, :length])
         shares = scores.softmax(-1)
-        if self.numpy:
+        if self.numpy_values:
             mixed = torch.from_numpy(_mix_in_numpy(shares.numpy(), values.numpy()))
         else:
-            mixed = mix(shares, values)[:, : self._queries]
+            mixed = mix(pad_queries(shares), values)[:, : self._queries]
         return mixed.reshape(rows, heads * dim)
 
 
@@ -144,7 +192,7 @@ def attend_span(
     row = slice(span.row * groups, (span.row + 1) * groups)
     query = query.view(count, groups, heads // groups, dim).permute(1, 2, 0, 3)
     grouped = query.reshape(groups, -1, dim)
-    scores = torch.bmm(pad_queries(grouped), keys[row, :length].transpose(1, 2))
+    scores = torch.bmm(pad_queries(grouped), keys[row, :, :length])
     own = scores[:, : grouped.shape[1]].view(groups, -1, count, length)
     own[..., span.start :].add_(torch.full((count, length - span.start), -math.inf).triu_(1))
     mixed = mix(scores.softmax(-1), values[row, :length])[:, : grouped.shape[1]]
@@ -168,9 +216,27 @@ def _mix_in_numpy(shares: NDArray[np.float32], values: NDArray[np.float32]) -> N
     return mixed
 
 
-def _numpy_rounds_as_torch(queries: int, dim: int) -> bool:
+@cache
+def numpy_scores_as_torch(queries: int, dim: int, context: int) -> bool:
+    """Return whether both libraries give the same bits for queries times keys, [dim, length], of
+    every length up to ``context``.
+    """
+    # both add up in the order of the dimensions or they do not, whatever the numbers
+    draw = np.random.default_rng(0).standard_normal
+    grouped, keys = draw((2, queries, dim), np.float32), draw((2, dim, context), np.float32)
+    padded = pad_queries(torch.from_numpy(grouped))
+    lengths = {*range(KEYS, min(context, MOST_KEYS_TRIED), KEYS), context}
+    lengths |= {1 << power for power in range(MOST_KEYS_TRIED.bit_length(), context.bit_length())}
+    for length in lengths:
+        ours = torch.bmm(padded, torch.from_numpy(keys[:, :, :length]))[:, :queries]
+        if not np.array_equal(np.matmul(grouped, keys[:, :, :length]), ours.numpy()):
+            return False
+    return True
+
+
+@cache
+def numpy_mixes_as_torch(queries: int, dim: int) -> bool:
     """Return whether both libraries give the same bits for every length of a tile of values."""
-    # both add up in the order of the positions or they do not, whatever the numbers
     draw = np.random.default_rng(0).standard_normal
     shares = draw((3, queries, KEY_TILE), np.float32)
     values = draw((3, 2 * KEY_TILE, dim), np.float32)
@@ -204,6 +270,8 @@ def decode_blocks(lengths: NDArray[np.int64]) -> tuple[DecodeBlock, ...]:
     if not count:
         return ()
     whole = DecodeBlock(0, count, int(lengths.max()))
+    if count <= BLOCK_ROWS:
+        return (whole,)
     ends = [min(begin + BLOCK_ROWS, count) for begin in range(0, count, BLOCK_ROWS)]
     blocks = tuple(
         DecodeBlock(begin, end, int(lengths[begin:end].max()))

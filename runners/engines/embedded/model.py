@@ -28,6 +28,7 @@ from torch import Tensor
 from runners.engines.embedded.attention import (
     DecodeAttention,
     DecodeBlock,
+    KvSlots,
     KvStore,
     PrefillSpan,
     attend_span,
@@ -66,8 +67,8 @@ class PackedStep:
     """[N] int64"""
     positions: Tensor
     """[N] int64"""
-    slots: Tensor
-    """[N · kv_heads] int64: index of each token's keys and values in the flattened KV store."""
+    slots: KvSlots
+    """Each token's place in the KV store."""
     decoding: int
     lengths: Tensor
     """[decoding] int64: number of positions that each decoding row attends to, its own included."""
@@ -143,9 +144,8 @@ class Qwen3Moe:
         halves = turned.view(*turned.shape[:2], 2, dim // 2)
         turned = (turned * cos).add_(halves.flip(-2).flatten(-2).mul_(sin))
         query = turned[:, :heads]
-        kv.flat[index, 0].index_copy_(0, step.slots, turned[:, heads:].reshape(-1, dim))
-        kv.flat[index, 1].index_copy_(0, step.slots, qkv[:, heads + groups :].reshape(-1, dim))
-        keys, values = kv.data[index]
+        kv.write(index, step.slots, turned[:, heads:], qkv[:, heads + groups :])
+        keys, values = kv.keys[index], kv.values[index]
         parts = []
         for block in step.blocks:
             assert mask is not None

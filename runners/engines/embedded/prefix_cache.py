@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
-from runners.engines.embedded.attention import KvStore
+from runners.engines.embedded.attention import KvSpan, KvStore
 from runners.engines.embedded.model import RoutingArray
 from runners.trajectory.prefix import common_prefix_length
 from runners.trajectory.record import IdArray
@@ -26,8 +24,7 @@ class PrefixNode:
     """A run of consecutive tokens; mutated only by PrefixCache."""
 
     ids: IdArray
-    kv: Tensor
-    """float32 [layers, 2, kv_heads, len(ids), head_dim]"""
+    kv: KvSpan
     routing: RoutingArray
     """int16 [len(ids), layers, top_k]"""
     parent: PrefixNode | None
@@ -57,7 +54,7 @@ class PrefixCache:
         for node, take in self._walk(ids):
             node.used_at = self._clock
             end = position + take
-            kv.span(row, position, end).copy_(node.kv[:, :, :, :take])
+            kv.span(row, position, end).copy_(node.kv.part(0, take))
             routing[position:end] = node.routing[:take]
             position = end
         return position
@@ -125,7 +122,7 @@ class PrefixCache:
         """Cut ``node`` after ``at`` tokens; the tail becomes its only child."""
         tail = PrefixNode(
             ids=node.ids[at:].copy(),
-            kv=node.kv[:, :, :, at:].clone(),
+            kv=node.kv.part(at).clone(),
             routing=node.routing[at:].copy(),
             parent=node,
             used_at=node.used_at,
@@ -134,7 +131,7 @@ class PrefixCache:
         for child in tail.children.values():
             child.parent = tail
         node.ids, node.routing = node.ids[:at].copy(), node.routing[:at].copy()
-        node.kv = node.kv[:, :, :, :at].clone()
+        node.kv = node.kv.part(0, at).clone()
         node.children = {int(tail.ids[0]): tail}
 
     def _siblings(self, node: PrefixNode) -> dict[int, PrefixNode]:

@@ -377,6 +377,8 @@ class Scheduler:
         # a row at its limit got no new token (``_append``), so its last one cannot be a stop
         stopped &= rows.length[:count] > rows.computed[:count]
         done = stopped | (rows.length[:count] >= rows.limit[:count])
+        if not (done.any() or rows.watches_text[:count].any()):
+            return
         ended: dict[int, dict[str, Any]] = {}
         for row in np.flatnonzero(rows.watches_text[:count] & ~stopped):
             matched = self._matched_text(int(row))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from runners.engines.embedded.attention import KvStore
+from runners.engines.embedded.attention import KvSpan, KvStore
 from runners.engines.embedded.prefix_cache import PrefixCache
 from runners.engines.embedded.weights import ModelConfig
 from runners.trajectory.prefix import common_prefix_length
@@ -33,13 +33,17 @@ class Bench:
         self.routing = np.zeros((CAPACITY, 2, 2), dtype=np.int16)
 
     def insert(self, ids: list[int]) -> None:
-        self.kv.span(0, 0, CAPACITY).zero_()
-        self.kv.span(0, 0, len(ids)).copy_(marks(ids)[None, None, None, :, None])
+        for part in self.kv.span(0, 0, CAPACITY):
+            part.zero_()
+        self.kv.span(0, 0, len(ids)).copy_(
+            KvSpan(marks(ids)[None, None, None, :], -marks(ids)[None, None, :, None])
+        )
         self.routing[: len(ids)] = marks(ids)[:, None, None].numpy() % 1000
         self.cache.insert(array(ids), self.kv, 0, self.routing)
 
     def restore(self, ids: list[int]) -> int:
-        self.kv.span(1, 0, CAPACITY).fill_(-1)
+        for part in self.kv.span(1, 0, CAPACITY):
+            part.fill_(-1)
         self.routing[:] = -1
         return self.cache.restore(array(ids), self.kv, 1, self.routing)
 
@@ -67,11 +71,11 @@ def test_a_prefix_is_found_and_restored_exactly(stored: list[list[int]], asked: 
     assert bench.cache.match(array(asked)) == longest
     assert bench.restore(asked) == longest
     restored = bench.kv.span(1, 0, CAPACITY)
-    assert torch.equal(
-        restored[:, :, :, :longest],
-        marks(asked)[:longest][None, None, None, :, None].expand(2, 2, 2, longest, 3),
-    )
-    assert (restored[:, :, :, longest:] == -1).all()
+    wanted = marks(asked)[:longest].expand(2, 2, 3, longest)
+    found, rest = restored.part(0, longest), restored.part(longest)
+    assert torch.equal(found.keys, wanted)
+    assert torch.equal(found.values, -wanted.transpose(2, 3))
+    assert all((part == -1).all() for part in rest)
     assert (bench.routing[:longest, 1, 1] == marks(asked)[:longest].numpy() % 1000).all()
     assert (bench.routing[longest:] == -1).all()
 
@@ -98,7 +102,7 @@ def test_eviction_obeys_the_limit_and_keeps_prefixes_whole(
     assert bench.cache.tokens <= limit
     for ids in stored:
         held = bench.restore(ids)
-        restored = bench.kv.span(1, 0, held)[0, 0, 0, :, 0]
+        restored = bench.kv.span(1, 0, held).keys[0, 0, 0]
         assert torch.equal(restored, marks(ids)[:held])
 
 
