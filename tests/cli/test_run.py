@@ -40,36 +40,25 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [f"model.path={directory}", f"model.tokenizer={directory}"]
 
 
-async def test_a_run_that_fails_does_not_stop_the_sweep(
+async def test_a_run_that_fails_and_one_that_cannot_start_do_not_stop_the_sweep(
     agentrl_process: Agentrl, policy: list[str], tmp_path: Path
 ) -> None:
+    RunStore.create(tmp_path / "all" / "001-seed=1", {}).close()
     async with ScriptedEngine() as engine:
         served = ["engine=sglang", f"engine.url={engine.url}", "model=tiny", *policy]
         engine.always = Completion("ab<|im_end|>", weight_version="abc")
-        sweep = [*SMALL, *served, "run.dir=all", "seed=0,1", "--json"]
+        sweep = [*SMALL, *served, "run.dir=all", "seed=0,1,2", "--json"]
         done = await asyncio.to_thread(agentrl_process, "run", *sweep)
     assert done.code == ExitCode.PREFLIGHT, done.stderr
     runs = json.loads(done.stdout)["runs"]
-    assert [(run["label"], run["exit_code"]) for run in runs] == [("seed=0", 3), ("seed=1", 3)]
-    assert all("--weight-version 0" in run["message"] for run in runs)
+    assert [run["label"] for run in runs] == ["seed=0", "seed=1", "seed=2"]
+    assert "already holds a run" in done.stderr
     assert "continue with" not in done.stderr, "it would be refused again"
-    for run, seed in zip(runs, (0, 1), strict=True):
+    for run, seed in ((runs[0], 0), (runs[2], 2)):
+        assert run["exit_code"] == ExitCode.PREFLIGHT
+        assert "--weight-version 0" in run["message"]
         stored = json.loads((tmp_path / run["run_dir"] / "config.json").read_text())
         assert stored["seed"] == seed
-
-
-async def test_a_run_that_cannot_start_does_not_stop_the_sweep(
-    agentrl_process: Agentrl, policy: list[str], tmp_path: Path
-) -> None:
-    RunStore.create(tmp_path / "all" / "000-seed=0", {}).close()
-    async with ScriptedEngine() as engine:
-        served = ["engine=sglang", f"engine.url={engine.url}", "model=tiny", *policy]
-        engine.always = Completion("ab<|im_end|>", weight_version="abc")
-        sweep = [*SMALL, *served, "run.dir=all", "seed=0,1"]
-        done = await asyncio.to_thread(agentrl_process, "run", *sweep)
-    assert done.code == ExitCode.PREFLIGHT
-    assert "already holds a run" in done.stderr
-    assert done.stdout.splitlines() == ["all/000-seed=0", "all/001-seed=1"]
 
 
 def test_a_dead_engine_is_refused_before_anything_is_made(
