@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cli.run_weights import use_run_weights
 from conf.compose import changed_keys, compose, from_json
 from conf.errors import AgentrlError, ConfigError, ExitCode
 from conf.grammar import expand_sweeps, swept_keys
@@ -19,7 +20,6 @@ from conf.resume import resume_config
 from conf.schema import Config
 from conf.sections.cluster import ClusterLaunchConfig
 from conf.sections.kubernetes import KubernetesLaunchConfig
-from launch.run_weights import use_run_weights
 
 CONFIG_FILE = "config.json"
 MOVABLE = tuple(

@@ -22,7 +22,7 @@ class TinyModelConfig(Section):
     """Directory of the starting weights (safetensors + config.json); null: made by the bootstrap.
     """
     tokenizer: Path | None
-    """Directory of the tokenizer (tokenizer.json); null: made by the bootstrap."""
+    """Directory of the tokenizer (tokenizer.json); null: that of ``path``, or the bootstrap's."""
     renderer: str
     """Renderer family of the `renderers` library; ``chat_template``: the model's own template, with
     SGLang's parsers, and without exact continuation.

@@ -49,7 +49,7 @@ def find_dead_grader(history: History) -> Alarm | None:
                 f"in {name_steps(before)}",
                 _GOLD
                 + "the empty ones: if the verdicts are right, the policy has changed; go back "
-                "by model.path=RUN/checkpoints/best with a lower trainer.learning_rate",
+                "by model.path=RUN with a lower trainer.learning_rate",
             )
     return None
 

@@ -58,7 +58,7 @@ def find_policy_collapse(history: History) -> Alarm | None:
         "policy_collapse",
         f"entropy {min(values):.2g} nats per token in {name_steps(last)}, {median(first):.2g} at "
         f"first; solve rate {rate:.0%}, {best:.0%} in {at}",
-        "go back (model.path=RUN/checkpoints/best) with a lower trainer.learning_rate, "
+        "go back (model.path=RUN) with a lower trainer.learning_rate, "
         "trainer.kl.weight above 0, or trainer.decay=cosine",
     )
 

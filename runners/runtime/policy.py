@@ -34,6 +34,9 @@ def prepare_policy(
     if model.path is not None and model.tokenizer is not None:
         return Policy(model.path, model.tokenizer)
     if isinstance(model, TinyModelConfig):
+        # A checkpoint's own: each scenario's policy has another vocabulary.
+        if model.path is not None and (model.path / "tokenizer.json").is_file():
+            return Policy(model.path, model.path)
         from runners.training.bootstrap import ensure_tiny
 
         directory = ensure_tiny(model, scenario.kind, progress=progress)
