@@ -9,9 +9,12 @@ scripts run. Only GET and HEAD exist: nothing can be changed.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import hmac
+import html
 import logging
 import os
+import re
 import secrets
 import threading
 from collections.abc import Awaitable, Callable
@@ -19,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from aiohttp import web
 
@@ -64,7 +68,7 @@ class ViewServer:
         """``port``: None: the first of ``PORTS`` that is free; 0: any."""
         self.url = ""
         """The page's address, once entered."""
-        self._run_dir = run_dir
+        self.run_dir = run_dir
         self._ports = PORTS if port is None else range(port, port + 1)
         self._thread = ThreadPoolExecutor(1, "view")  # a store belongs to the thread that opened it
         self._stopping = threading.Event()
@@ -73,14 +77,14 @@ class ViewServer:
     async def __aenter__(self) -> ViewServer:
         """Open the run and listen; raises StoreError and ViewError."""
         token = await asyncio.to_thread(load_token)
-        self._reader = await self._call(PageReader, self._run_dir)
+        self._reader = await self._call(PageReader, self.run_dir)
         runner = web.AppRunner(
             self._make_app(token), access_log=None, logger=_QUIET, shutdown_timeout=1.0
         )
         await runner.setup()
         self._runner = runner
         port = await self._listen()
-        self.url = f"http://{HOST}:{port}/{token}/"
+        self.url = f"http://{HOST}:{port}/{token}/{name_in_address(self.run_dir)}/"
         self._indexing = asyncio.create_task(self._keep_index())
         return self
 
@@ -109,31 +113,43 @@ class ViewServer:
 
     def _make_app(self, token: str) -> web.Application:
         app = web.Application(middlewares=[check_requests(token)])
-        page = build_served_page(self._run_dir.resolve().name)
-        app.router.add_get("/{token}/", _text("text/html", page))
-        app.router.add_get(f"/{{token}}/{STYLE}", _text("text/css", read_asset(STYLE)))
+        page = build_served_page(self.run_dir.resolve().name)
+        root = f"/{{token}}/{name_in_address(self.run_dir)}"
+        app.router.add_get(f"{root}/", _text("text/html", page))
+        app.router.add_get(f"{root}/{STYLE}", _text("text/css", read_asset(STYLE)))
         for name in script_names("source_server"):
-            app.router.add_get(f"/{{token}}/{name}", _text("text/javascript", read_asset(name)))
-        app.router.add_get("/{token}/api/run", self._answer(self._read_run))
+            app.router.add_get(f"{root}/{name}", _text("text/javascript", read_asset(name)))
+        app.router.add_get(f"{root}/api/run", self._answer(self._read_run))
         app.router.add_get(
-            "/{token}/api/groups", self._answer(lambda _, __: self._reader.read_groups())
+            f"{root}/api/groups", self._answer(lambda _, __: self._reader.read_groups())
         )
         app.router.add_get(
-            "/{token}/api/rollouts", self._answer(lambda _, given: self._reader.read_list(given))
+            f"{root}/api/rollouts", self._answer(lambda _, given: self._reader.read_list(given))
         )
         app.router.add_get(
-            "/{token}/api/rollouts/{id}",
+            f"{root}/api/rollouts/{{id}}",
             self._answer(lambda id, given: self._reader.read_rollout(id, given)),
         )
         app.router.add_get(
-            "/{token}/api/rollouts/{id}/place",
+            f"{root}/api/rollouts/{{id}}/place",
             self._answer(lambda id, given: self._reader.read_place(id, given)),
         )
         app.router.add_get(
-            "/{token}/api/rollouts/{id}/tokens",
+            f"{root}/api/rollouts/{{id}}/tokens",
             self._answer(lambda id, given: self._reader.read_tokens(id, given)),
         )
+        app.router.add_get("/{token}/{other}/", self._name_run)
         return app
+
+    async def _name_run(self, _: web.Request) -> web.Response:
+        """Answer an address of another run, which this port served before."""
+        run = html.escape(str(self.run_dir.resolve()))
+        text = (
+            "<!doctype html><title>another run</title><p>This is a link into another run. Start "
+            f"<code>agentrl view</code> for that one; here is <a href='{urlsplit(self.url).path}'>"
+            f"{run}</a>."
+        )
+        return web.Response(status=404, text=text, content_type="text/html", charset="utf-8")
 
     def _read_run(self, _: str, __: Any) -> dict[str, Any]:
         return {**self._reader.read_run(), "search": self._search}
@@ -160,7 +176,7 @@ class ViewServer:
     async def _keep_index(self) -> None:
         while True:
             try:
-                await asyncio.to_thread(lambda: SearchIndex(self._run_dir).update(self._show))
+                await asyncio.to_thread(lambda: SearchIndex(self.run_dir).update(self._show))
                 self._search = ""
             except _Stopped:
                 return
@@ -173,6 +189,16 @@ class ViewServer:
             raise _Stopped
         if progress.done < progress.total:
             self._search = f"reading texts: {100 * progress.done // progress.total} %"
+
+
+def name_in_address(run_dir: Path) -> str:
+    """Return a run's part of its addresses: its name, and a digest of where it is.
+
+    Ports are used again, and all runs have rollouts of the same ids: a link opens its own run only.
+    """
+    path = run_dir.resolve()
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.name)[:60]
+    return f"{name}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
 
 
 def load_token() -> str:

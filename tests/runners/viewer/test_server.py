@@ -15,7 +15,7 @@ from runners.store.run_store import RunStore
 from runners.trajectory.routing import build_turn_routing
 from runners.viewer.filters import ViewError
 from runners.viewer.page_data import LATER, TEXT, TOTAL, _Cutter
-from runners.viewer.server import ViewServer, load_token
+from runners.viewer.server import ViewServer, load_token, name_in_address
 from tests.fakes.records import a_rollout, a_turn, write_session
 from tests.runners.viewer.conftest import add_branched
 
@@ -163,6 +163,20 @@ async def test_a_run_that_goes_on_is_seen(server: ViewServer, run_dir: Path) -> 
     async with asyncio.timeout(60):
         while not (await get(server, "api/rollouts", params={"search": "explorer"}))[1]["rows"]:
             await asyncio.sleep(0.1)
+
+
+async def test_a_link_into_another_run_does_not_open_this_one(server: ViewServer) -> None:
+    before, name, _ = server.url.rsplit("/", 2)
+    async with aiohttp.ClientSession() as client:
+        async with client.get(f"{before}/other-0123abcd/") as response:
+            text = await response.text()
+            assert response.status == 404
+            assert "another run" in text
+            assert f"href='{urlsplit(server.url).path}'" in text
+        async with client.get(f"{before}/other-0123abcd/api/run") as response:
+            assert response.status == 404
+    assert name_in_address(server.run_dir / ".." / server.run_dir.name) == name
+    assert name_in_address(server.run_dir / ".." / "elsewhere") != name
 
 
 async def test_a_port_that_is_taken_is_an_error(server: ViewServer, run_dir: Path) -> None:
