@@ -32,6 +32,7 @@ from cli import (
     tasks,
     view,
     watch,
+    what_if,
 )
 from cli.arguments import ProgramCommand
 from cli.invocation import Invocation
@@ -87,6 +88,7 @@ app.command(epilog=view.EXAMPLES, rich_help_panel=_LOOK)(view.view)
 app.command(epilog=rollouts.EXAMPLES, rich_help_panel=_LOOK)(rollouts.rollouts)
 app.command(epilog=report.EXAMPLES, rich_help_panel=_LOOK)(report.report)
 app.command(epilog=compare.EXAMPLES, rich_help_panel=_LOOK)(compare.compare)
+app.command("what-if", epilog=what_if.EXAMPLES, rich_help_panel=_LOOK)(what_if.what_if)
 app.command("dump-trajectories", epilog=dump.EXAMPLES, rich_help_panel=_LOOK)(
     dump.dump_trajectories
 )

@@ -4,7 +4,9 @@ back from a record to the result that is graded.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from conf.errors import error_text
 from runners.gateway.client import GatewayError
@@ -135,6 +137,30 @@ def verdict_to_dict(verdict: Verdict | None) -> dict[str, object] | None:
         "duration_s": verdict.duration_s,
         "log": verdict.log,
     }
+
+
+def rebuild_verdict(stored: Mapping[str, Any], *, solved: bool) -> Verdict:
+    """Return a verdict of ``verdict_to_dict``, without the names of tests: of those that passed not
+    all are stored. ``solved`` is the record's; older runs do not have every part.
+    """
+    kind = VerdictKind.SOLVED if solved else VerdictKind.UNSOLVED
+    failing, passing = (stored.get(name) or (0, 0) for name in ("fail_to_pass", "pass_to_pass"))
+    return Verdict(
+        kind=kind,
+        fail_to_pass_passed=failing[0],
+        fail_to_pass_total=failing[1],
+        pass_to_pass_passed=passing[0],
+        pass_to_pass_total=passing[1],
+        reason=stored.get("reason", ""),
+        log=stored.get("log", ""),
+        duration_s=stored.get("duration_s", 0.0),
+        timed_out=stored.get("timed_out", False),
+        tampered=stored.get("tampered", ""),
+        rewards=tuple((stored.get("rewards") or {}).items()),
+        official=stored.get("official"),
+        unverified=stored.get("unverified", ""),
+        signs=tuple(stored.get("signs", ())),
+    )
 
 
 def _results_to_dict(verdict: Verdict) -> dict[str, list[str]]:

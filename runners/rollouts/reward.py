@@ -100,6 +100,10 @@ class VerdictReward:
             reward += cost
         return RolloutReward(reward, parts, self._costs_by_turn(summary))
 
+    async def compute(self, result: RolloutResult, deadline_s: float) -> RolloutReward:
+        """Return the reward, as ``ComputeReward`` does: at once, since nothing of it can hang."""
+        return self(result)
+
     def _costs(self, turns: int, sampled: int, *, malformed: bool) -> dict[str, float]:
         """Return the penalties that are set, as summands of the reward, by their keys."""
         config = self._config
@@ -175,6 +179,8 @@ ComputeReward = Callable[[RolloutResult, float], Awaitable[RolloutReward]]
 def make_reward(config: RewardConfig) -> ComputeReward:
     """Return the reward that is configured; raises PluginError."""
     reward = REWARDS[config.kind](config)
+    if isinstance(reward, VerdictReward):
+        return reward.compute
     name = f"reward={getattr(config, 'target', config.kind)}"
 
     async def compute(result: RolloutResult, deadline_s: float) -> RolloutReward:

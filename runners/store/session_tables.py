@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import cached_property
 from typing import Any
 
 from runners.store.arrays import TurnArrays
@@ -96,13 +97,22 @@ class SessionTables:
         version: int = self._db.rows("PRAGMA user_version")[0][0]
         return version >= ROUTING_SINCE
 
-    def turns(self, session_id: str) -> list[Turn]:
-        """Return a session's turns, in order."""
+    def turns(self, session_id: str, *, texts: bool = True) -> list[Turn]:
+        """Return a session's turns, in order; without ``texts`` request and reply are empty, which
+        are most of what is read.
+        """
+        columns = "*" if texts else self._columns_without_texts
         rows = self._db.rows(
-            "SELECT * FROM turn WHERE session_id = ? ORDER BY turn_index", (session_id,)
+            f"SELECT {columns} FROM turn WHERE session_id = ? ORDER BY turn_index", (session_id,)
         )
         with self._db.translate_errors():
             return [read_turn(row, self._arrays) for row in rows]
+
+    @cached_property
+    def _columns_without_texts(self) -> str:
+        present = [row["name"] for row in self._db.rows("PRAGMA table_info(turn)")]
+        texts = ("request", "reply")
+        return ", ".join(f"'{{}}' AS {name}" if name in texts else name for name in present)
 
     def session_summary(self, session_id: str) -> SessionSummary:
         """Return the summary of a session's turns; reads no tokens and no requests."""

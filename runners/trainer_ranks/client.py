@@ -25,7 +25,7 @@ from runners.training.sample import Sample
 from runners.training.training_error import TrainingError
 
 if TYPE_CHECKING:  # torch, which the driver need not have
-    from runners.training.micro_batches import Rollout
+    from runners.training.token_weights import Rollout
 
 START_S = 1800.0
 """Until all ranks have loaded the policy."""

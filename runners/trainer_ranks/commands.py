@@ -12,7 +12,7 @@ from runners.training.sample import Sample
 
 if TYPE_CHECKING:  # it imports torch, which takes seconds
     from runners.training.local import LocalTrainer
-    from runners.training.micro_batches import Rollout
+    from runners.training.token_weights import Rollout
 
 
 @dataclass(frozen=True, slots=True)

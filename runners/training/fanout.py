@@ -1,7 +1,7 @@
 """Fan-out: turn a rollout's segments into samples that share its advantage.
 
 The advantage comes from the rollout's group, before any fan-out; the loss is averaged per rollout
-(``micro_batches.compute_token_weights``). Invariants: a sampled token is trained at most once over
+(``token_weights.compute_token_weights``). Invariants: a sampled token is trained at most once over
 the samples of its rollout; a segment is kept or dropped whole, except that a final one may lose its
 tail; what is dropped is counted with its reason; an advantage of 0 stays exactly 0.
 """

@@ -25,8 +25,6 @@ from runners.training.lora import Adapters
 from runners.training.merge import merge_totals
 from runners.training.micro_batches import (
     MicroBatch,
-    Rollout,
-    compute_token_weights,
     make_micro_batches,
     split_rollouts,
 )
@@ -46,6 +44,7 @@ from runners.training.routing.shape import read_routing_shape
 from runners.training.routing.step import RoutingReplay
 from runners.training.sample import Sample
 from runners.training.schedule import find_learning_rate
+from runners.training.token_weights import Rollout, compute_token_weights
 from runners.training.totals import StepTotals
 from runners.training.training_error import TrainingError
 from runners.training.tree.layers import enable_trees

@@ -17,6 +17,7 @@ class StoredRollout:
 
     record: RolloutRecord
     turns: Sequence[Turn]
+    """Without their texts."""
     segments: Sequence[Segment]
     """In order of their first turns."""
     routing: Callable[[Segment], Routing | None]
@@ -34,7 +35,7 @@ def load_rollout(
 
     Raises StoreError, and ChainError if the turns do not fit together.
     """
-    turns = store.turns(record.session_id)
+    turns = store.turns(record.session_id, texts=False)
     captured = store.routing(record.session_id) if shape is not None else {}
 
     def routing(segment: Segment) -> Routing | None:

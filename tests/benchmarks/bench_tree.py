@@ -38,10 +38,10 @@ from conf.sections.training import LocalTrainerConfig
 from runners.store.run_store import RunStore
 from runners.training.advantages import StepGroups
 from runners.training.local import LocalTrainer
-from runners.training.micro_batches import Rollout
 from runners.training.sample import Sample
 from runners.training.step_samples import build_samples
 from runners.training.stored_rollout import load_rollout
+from runners.training.token_weights import Rollout
 from runners.trajectory.prefix import common_prefix_length
 from tests.benchmarks.shared_prompt_trainer import SharedPromptTrainer
 

@@ -106,6 +106,14 @@ BENCHMARKS = (
         1,
     ),
     Benchmark("store", "bench_store", "a turn made durable", "-", "the disk", 1),
+    Benchmark(
+        "what_if",
+        "bench_what_if",
+        "other rules over the stored rollouts of a run",
+        "the run's own rules",
+        "1 s for 1,000 rollouts",
+        1,
+    ),
     Benchmark("dump", "bench_dump", "export in each format", "-", "100 MB/s of JSONL", 2),
     Benchmark(
         "sandbox",

@@ -15,7 +15,18 @@ Golden = Callable[[str, str], None]
 
 COMMANDS = (
     *("run", "check", "eval", "launch", "regrade", "replay", "show", "status", "dump-trajectories"),
-    *("gateway", "stop", "watch", "report", "compare", "tasks", "rollouts", "view", "completion"),
+    *(
+        "gateway",
+        "stop",
+        "watch",
+        "report",
+        "compare",
+        "tasks",
+        "rollouts",
+        "view",
+        "what-if",
+        "completion",
+    ),
 )
 
 HEAVY = {

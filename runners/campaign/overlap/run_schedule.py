@@ -59,6 +59,12 @@ def find_limits(config: Config) -> OverlapLimits:
     )
 
 
+def find_place(config: Config, group: int) -> tuple[int, int]:
+    """Return the step for which a group of a schedule is dealt, and its number there."""
+    step, number = divmod(group, config.run.tasks_per_step)
+    return count_supervised(config) + step + 1, number
+
+
 class RunSchedule:
     """A ``GroupScheduler`` with its log; written by the driver alone."""
 
@@ -72,7 +78,7 @@ class RunSchedule:
         rows = store.schedule()
         self._store = store
         self.recorded = recorded
-        self._groups = config.run.tasks_per_step
+        self._config = config
         self._before = count_supervised(config)
         limits = find_limits(config)
         if recorded is not None:  # whose groups were replaced within the limit, at other times
@@ -130,8 +136,7 @@ class RunSchedule:
         """Return the step for which a group is dealt, and its number there: so it has its task, its
         rollouts' ids and their seeds, whenever it is trained.
         """
-        step, number = divmod(group, self._groups)
-        return self._before + step + 1, number
+        return find_place(self._config, group)
 
     def find_recorded_deal(self, step: int) -> list[str] | None:
         """Return the tasks that a replayed run had in a step; None if there is none that says."""

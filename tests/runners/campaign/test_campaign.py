@@ -18,6 +18,7 @@ from runners.export.jsonl import validate
 from runners.observe.status import read_store_status
 from runners.store.run_store import RunStore
 from runners.trajectory.graph import build_segments
+from runners.what_if.what_if import ask_what_if
 from tests.fakes.metrics_page import undocumented
 from tests.runners.campaign.account import assert_nothing_twice
 from tests.runners.campaign.conftest import Miniature
@@ -68,6 +69,13 @@ def test_a_campaign_runs_from_nothing_to_a_trained_policy(finished: Finished) ->
     assert mismatch, "both steps are without any update"
     assert max(map(abs, mismatch)) < 1e-6
     assert all("eval/solve_rate" in line for line in lines)
+
+
+def test_the_rules_of_a_campaign_reproduce_its_advantages_from_the_store(
+    finished: Finished,
+) -> None:
+    found = ask_what_if(finished[0].run_dir, [])
+    assert (found.not_reproduced, [each.step for each in found.steps]) == ([], [1, 2])
 
 
 def test_every_stored_trajectory_is_token_exact_and_dumps_validly(

@@ -19,6 +19,7 @@ from runners.store.run_store import RunStore
 from runners.training.checkpoint import CHECKPOINTS, directory_name
 from runners.trajectory.graph import build_segments
 from runners.trajectory.record import Segment
+from runners.what_if.what_if import ask_what_if
 from tests.fakes.tiny_model import policy_logprobs
 from tests.runners.campaign.account import account, differences
 from tests.runners.campaign.conftest import Miniature
@@ -124,6 +125,11 @@ def stream(
     mini = Miniature(tmp_path_factory.mktemp("stream") / "run", cache, untrained_policy)
     mini.finish(mini.begin(*STREAM))
     return mini
+
+
+def test_the_schedule_of_a_stream_tells_what_each_step_was_trained_on(stream: Miniature) -> None:
+    found = ask_what_if(stream.run_dir, ["fanout=collapse"])
+    assert (found.not_reproduced, len(found.steps)) == ([], STEPS)
 
 
 def test_in_stream_each_token_is_of_the_weights_that_its_version_names(stream: Miniature) -> None:

@@ -19,7 +19,7 @@ from conf.sections.training import (
     SegmentsFanoutConfig,
 )
 from runners.training.fanout import FanOut, compute_shares, fan_out
-from runners.training.micro_batches import compute_token_weights
+from runners.training.token_weights import compute_token_weights
 from runners.trajectory.graph import build_segments
 from runners.trajectory.record import BranchKind, Segment, SegmentKind, Turn
 from runners.trajectory.routing import RoutingShape, make_unrouted

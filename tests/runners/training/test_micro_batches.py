@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from conf.compose import compose
 from conf.sections.training import Aggregation, LocalTrainerConfig
 from runners.training.micro_batches import (
-    compute_token_weights,
     make_micro_batches,
     select_tokens,
     split_rollouts,
 )
 from runners.training.sample import Sample
+from runners.training.token_weights import compute_token_weights
 
 
 def sample(

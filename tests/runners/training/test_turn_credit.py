@@ -27,13 +27,13 @@ from conf.sections.training import LocalTrainerConfig
 from runners.training.advantages import StepGroups
 from runners.training.estimators import estimate_rloo
 from runners.training.micro_batches import (
-    compute_token_weights,
     make_micro_batches,
 )
 from runners.training.objective import Objective
 from runners.training.sample import Sample
 from runners.training.step_samples import build_samples
 from runners.training.stored_rollout import StoredRollout
+from runners.training.token_weights import compute_token_weights
 from runners.training.totals import StepTotals
 from runners.training.turn_credit import compute_turn_credits, spread_over_tokens
 from runners.trajectory.graph import build_segments
