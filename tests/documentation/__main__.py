@@ -49,7 +49,7 @@ def main() -> None:
 def photograph_campaign(terminal: Terminal) -> None:
     """Run a campaign; take its live view in the middle."""
     terminal.write(CAMPAIGN)
-    screen = terminal.wait_for(r" 4/5(.*\n)* rollouts .* [1-9]\d/64 ").splitlines()
+    screen = terminal.wait_for(r" 4/5(.*\n)* rollouts .* [1-9]\d/64").splitlines()
     first = next(number for number, line in enumerate(screen) if "elapsed" in line)
     save("live", "\n".join(screen[first:]), CAMPAIGN)  # what scrolls is the line before
     terminal.wait_for(r"^report: ")
