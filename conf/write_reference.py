@@ -40,7 +40,9 @@ def _row(entry: KeyEntry) -> str:
     all_choices = set(entry.choices) == set(groups().get(entry.group, ()))
     where = "" if all_choices else f" *{entry.group}={', '.join(entry.choices)}*"
     words = f"{entry.comment} ([{entry.page.removesuffix('.md')}]({entry.page}))"
-    cells = (f"`{entry.key}`{where}", entry.type, f"`{entry.default}`", words.strip())
+    first, *more = entry.default.splitlines() or [""]  # a row of a table is one line
+    default = f"{first} …" if more else first
+    cells = (f"`{entry.key}`{where}", entry.type, f"`{default}`", words.strip())
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
 
 

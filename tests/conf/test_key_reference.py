@@ -21,6 +21,12 @@ def test_the_reference_is_up_to_date() -> None:
     assert TABLE.read_text("utf-8") == render_table(), advice
 
 
+def test_every_key_is_one_line_of_a_table() -> None:
+    rows = [line for line in render_page().splitlines() if line.startswith("| `")]
+    assert len(rows) == len(list_keys())
+    assert all(row.endswith(" |") for row in rows)
+
+
 def test_every_key_has_a_type_a_comment_and_a_page() -> None:
     for entry in list_keys():
         assert entry.comment or entry.key.endswith(".kind"), entry.key

@@ -58,3 +58,8 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
         return f"[{label}]({address}/blob/main/{path})" if address else f"{label} (`{path}`)"
 
     return _LINK.sub(replace, markdown)
+
+
+def on_page_content(html: str, *, page: Any, config: Any, files: Any) -> str:
+    """Show the pipes of code in a table's cell as a code host does: without their backslash."""
+    return re.sub(r"<td>.*?</td>", lambda cell: cell[0].replace("\\|", "|"), html, flags=re.S)

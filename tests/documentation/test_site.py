@@ -8,7 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.documentation.site import DOCS, on_config, on_page_markdown, read_contents
+from tests.documentation.site import (
+    DOCS,
+    on_config,
+    on_page_content,
+    on_page_markdown,
+    read_contents,
+)
 
 PICTURES = sorted((DOCS / "pictures").iterdir())
 LARGEST, ALL_OF_THEM = 200_000, 1_000_000
@@ -46,6 +52,12 @@ def test_a_link_to_the_source_leads_to_the_repository(address: str, shown: str) 
     text = "as [`x.py`](../runners/x.py) and [keys](keys.md#a) and ![p](../p.png)"
     page = SimpleNamespace(file=SimpleNamespace(src_path="failures.md"))
     assert on_page_markdown(text, page=page, config={"repo_url": address}, files=None) == shown
+
+
+def test_a_pipe_in_a_table_has_no_backslash_and_one_in_a_program_keeps_it() -> None:
+    html = r"<td><code>[run \| eval]</code></td><pre><code>grep 'a\|b'</code></pre>"
+    shown = on_page_content(html, page=None, config=None, files=None)
+    assert shown == r"<td><code>[run | eval]</code></td><pre><code>grep 'a\|b'</code></pre>"
 
 
 @pytest.mark.parametrize("picture", PICTURES, ids=lambda path: path.name)
