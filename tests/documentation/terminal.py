@@ -17,7 +17,7 @@ from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 DEADLINE_S = 1800.0
-COLUMNS, LINES = 100, 44
+COLUMNS, LINES = 100, 30
 THEME = TerminalTheme(
     (24, 26, 31),
     (214, 217, 222),
