@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from runners.concurrency.limits import backoff_s
 from runners.engines.adapters import load_adapter
 from runners.engines.connection import (
+    Body,
     Connection,
     EngineClient,
     HttpConnection,
@@ -105,7 +106,6 @@ class HttpEngine(EngineClient):
         """
         body: dict[str, Any] = {
             "rid": rid,
-            "input_ids": self._prompts.write(rid, input_ids),
             "sampling_params": _sampling_body(params),
             "return_logprob": True,
         }
@@ -117,7 +117,10 @@ class HttpEngine(EngineClient):
         began = time.perf_counter()
         try:
             answer = await self.request_json(
-                "/generate", body, deadline_s=self._deadline_s, headers=routing_key(rid)
+                "/generate",
+                self._write_body(input_ids, body),
+                deadline_s=self._deadline_s,
+                headers=routing_key(rid),
             )
         except asyncio.CancelledError:
             self._abort_in_background(rid)
@@ -222,6 +225,13 @@ class HttpEngine(EngineClient):
         if self._aborts:
             await asyncio.wait(self._aborts)
         await super().close()
+
+    def _write_body(self, input_ids: TokenIds, members: dict[str, Any]) -> Body:
+        """Return the JSON of a request's ids and its other members."""
+        if isinstance(input_ids, list):
+            return orjson.dumps({"input_ids": input_ids, **members})
+        ids = self._prompts.write(input_ids)
+        return (b'{"input_ids":[', *ids, b"],", orjson.dumps(members)[1:])
 
     def _parse_generation(self, answer: dict[str, Any], waited_s: float) -> Generation:
         """Return the generation; ``waited_s`` is its time where the answer does not report one.

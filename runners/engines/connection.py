@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import aiohttp
 import orjson
+from aiohttp.abc import AbstractStreamWriter
 
 from conf.sections.section import ENGINE_KEY
 from runners.engines.contract import EngineError
@@ -45,6 +46,10 @@ FIXES = {
 _DROPPED = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionError)
 
 
+Body = bytes | tuple[bytes, ...]
+"""Of a request: whole, or in parts that are sent one after the other without being joined."""
+
+
 class Connection(Protocol):
     """The way of a client's requests to its server."""
 
@@ -52,7 +57,7 @@ class Connection(Protocol):
         self,
         method: str,
         path: str,
-        body: bytes | None,
+        body: Body | None,
         headers: Mapping[str, str] | None = None,
     ) -> bytes:
         """Return the body of the answer; raises EngineError. It has no deadline of its own."""
@@ -66,6 +71,23 @@ class Connection(Protocol):
 def make_bearer(key: str) -> dict[str, str]:
     """Return the header by which SGLang, vLLM and OpenAI take a key."""
     return {"Authorization": f"Bearer {key}"}
+
+
+class _Parts(aiohttp.Payload):
+    """A body in parts: aiohttp would copy a whole one once more, behind the headers."""
+
+    def __init__(self, parts: tuple[bytes, ...]) -> None:
+        super().__init__(parts)
+        self._size = sum(map(len, parts))
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        """See ``aiohttp.Payload``."""
+        return b"".join(self._value).decode(encoding, errors)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        """See ``aiohttp.Payload``."""
+        for part in self._value:
+            await writer.write(part)
 
 
 class HttpConnection:
@@ -99,16 +121,17 @@ class HttpConnection:
         self,
         method: str,
         path: str,
-        body: bytes | None,
+        body: Body | None,
         headers: Mapping[str, str] | None = None,
     ) -> bytes:
         """See ``Connection.request``."""
         if self._session is None:
             self._session = self._open()
         headers = {"Content-Type": "application/json", **(headers or {})}
+        data = _Parts(body) if isinstance(body, tuple) else body
         try:
             async with self._session.request(
-                method, self._url + path, data=body, headers=headers, allow_redirects=False
+                method, self._url + path, data=data, headers=headers, allow_redirects=False
             ) as response:
                 raw = self._hide_key(await response.read())
         except (aiohttp.ClientError, OSError) as error:
@@ -146,6 +169,7 @@ class HttpConnection:
         return aiohttp.ClientSession(
             headers=self._key_headers(self._key) if self._key else None,
             connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),  # to look for cookies takes as long as to send
             trust_env=False,
             timeout=aiohttp.ClientTimeout(total=None),
         )
@@ -175,7 +199,7 @@ class EngineClient:
         self,
         method: str,
         path: str,
-        body: bytes | None = None,
+        body: Body | None = None,
         *,
         deadline_s: float,
         headers: Mapping[str, str] | None = None,
@@ -190,16 +214,18 @@ class EngineClient:
     async def request_json(
         self,
         path: str,
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | Body | None = None,
         *,
         deadline_s: float,
         headers: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
-        """POST ``body``, or GET without one, and return the JSON object that answers it.
+        """POST ``body``, a value or its JSON, or GET without one, and return the JSON object that
+        answers it.
 
         Raises EngineError, also for an answer that is no JSON object.
         """
-        method, data = ("GET", None) if body is None else ("POST", _write_json(body))
+        data = _write_json(body) if isinstance(body, Mapping) else body
+        method = "GET" if body is None else "POST"
         raw = await self.request_bytes(method, path, data, deadline_s=deadline_s, headers=headers)
         try:
             answer = orjson.loads(raw)

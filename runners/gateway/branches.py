@@ -30,9 +30,14 @@ from runners.gateway.prefix_matching import (
 from runners.gateway.recognition import begins_with_summary
 from runners.gateway.texts import Texts
 from runners.trajectory.graph import TurnGraph, TurnNode
+from runners.trajectory.growing_ids import GrowingIds
 from runners.trajectory.prefix import common_prefix_length
 from runners.trajectory.record import MAIN_THREAD, BranchKind, IdArray, Turn
 
+MAX_PATHS = 4
+"""Turns whose path is kept in one piece: those that were added last, of the main agent and of
+sub-agents at work.
+"""
 MAX_TIPS = 256
 """Ends of conversations that a request is compared with: the latest. An older one is rendered whole
 if it is continued.
@@ -122,9 +127,9 @@ class Branches:
         """By turn index."""
         self._tips: dict[PathNode, TipState] = {}
         """Turns that no turn of their thread and branch continues; oldest first."""
-        self._latest: tuple[PathNode, IdArray] | None = None
-        """The turn that was added last, which most requests continue, with the tokens of its path,
-        int32 [n]: they need not be put together again. One only, since they are as many as all.
+        self._paths: dict[PathNode, tuple[GrowingIds, IdArray]] = {}
+        """Turns that were added last, the latest last, with the tokens of their paths, int32 [n]:
+        they need not be put together again. A few only, since they are as many as all.
         """
 
     def find_answer(self, fingerprint: bytes) -> tuple[dict[str, Any], int] | None:
@@ -201,7 +206,7 @@ class Branches:
             tools=prepared.request.tools if parent is None or place.tools_changed else parent.tools,
         )
         self._nodes.append(added)
-        self._latest = added, np.concatenate([place.prompt, turn.output_ids])
+        self._keep_path(added, place, turn.output_ids)
         self.pieces += len(added.parts)
         if parent is not None and parent in self._tips and _same_line(parent.node, place):
             del self._tips[parent]
@@ -244,14 +249,20 @@ class Branches:
         self, parent: PathNode, request: TurnRequest, next_part: RequestPart
     ) -> IdArray | HistoryBreak:
         """Return the prompt that continues a turn token by token, or why there is none."""
-        latest, held = self._latest or (None, None)
-        path = held if held is not None and latest is parent else parent.node.tokens()
+        memory, path = self._paths.get(parent) or (GrowingIds(), parent.node.tokens())
         added = await self._texts.extend(
             self._session_id, path, parent.prompt_length, request, next_part.first_piece
         )
         if isinstance(added, str):
             return HistoryBreak("renderer", added)
-        return np.concatenate([path, added])
+        return memory.append(path, added)
+
+    def _keep_path(self, added: PathNode, place: Placement, output_ids: IdArray) -> None:
+        parent = place.parent
+        memory, _ = (self._paths.pop(parent, None) if parent else None) or (GrowingIds(), None)
+        self._paths[added] = memory, memory.append(place.prompt, output_ids)
+        if len(self._paths) > MAX_PATHS:
+            del self._paths[next(iter(self._paths))]
 
     # --- what is left behind --------------------------------------------------------------------
 

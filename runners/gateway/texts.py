@@ -239,13 +239,14 @@ class Texts:
         back than to the last token that ends a turn. None if that may be all of a long prompt.
         """
         stops = self.stop_token_ids()
-        for length in (NEAR_TAIL, SHORT_TAIL):
-            start = max(0, len(prompt) - length)
-            tail = prompt[start:]
-            found = [np.flatnonzero(tail == token) for token in stops]
-            ends = [int(places[-1]) for places in found if len(places)]
-            if ends:
-                return start + max(ends)
+        near = prompt[-NEAR_TAIL:].tolist()
+        for back, token in enumerate(reversed(near), 1):
+            if token in stops:
+                return len(prompt) - back
+        start = max(0, len(prompt) - SHORT_TAIL)
+        places = np.flatnonzero(np.isin(prompt[start:], stops))
+        if len(places):
+            return start + int(places[-1])
         return None if start else 0
 
     def read_unparsed(self, ids: list[int]) -> ParsedResponse:

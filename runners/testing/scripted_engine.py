@@ -19,7 +19,7 @@ import orjson
 from aiohttp import web
 from tokenizers import Tokenizer
 
-from runners.engines.connection import lost_connection_error, status_error
+from runners.engines.connection import Body, lost_connection_error, status_error
 from runners.testing.completions import Completion, Reply, Seen, routed
 from runners.testing.loopback_server import LoopbackServer
 from runners.testing.sglang_text import parse_tool_calls, separate_reasoning
@@ -83,12 +83,13 @@ class ScriptedEngine(LoopbackServer):
         self,
         method: str,
         path: str,
-        body: bytes | None,
+        body: Body | None,
         headers: Mapping[str, str] | None = None,
     ) -> bytes:
         """See ``Connection.request``."""
+        whole = b"".join(body) if isinstance(body, tuple) else body or b""
         try:
-            reply = await self._reply(path.partition("?")[0], body or b"")
+            reply = await self._reply(path.partition("?")[0], whole)
         except aiohttp.ServerDisconnectedError as error:
             raise lost_connection_error("scripted", path, error) from error
         if reply.status != 200:

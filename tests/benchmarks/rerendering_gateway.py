@@ -26,6 +26,7 @@ from runners.gateway.dialects import anthropic
 from runners.gateway.settings import GatewaySettings
 from runners.gateway.text_work import TextWork, make_text_work
 from runners.processes.service import announce, receive_settings
+from runners.trajectory.record import IdArray
 
 ADMIN_KEY = "admin"
 
@@ -36,8 +37,8 @@ SMALL = b'{"model": "m", "max_tokens": 500, "messages": [{"role": "user", "conte
 def make_app(work: TextWork, engine: HttpEngine, bytes_per_token: float | None) -> web.Application:
     """Return the adapter."""
     numbers = iter(range(1, 1 << 40))
-    held = np.empty(0, np.int32)
-    """Ids that are sent in place of those that are not read."""
+    held: dict[str, IdArray] = {}
+    """Ids that are sent in place of those that are not read, by key of the session."""
 
     async def answer(request: web.Request) -> web.Response:
         sent = await request.read()
@@ -47,10 +48,10 @@ def make_app(work: TextWork, engine: HttpEngine, bytes_per_token: float | None) 
         prompt = work.render(group_messages(asked.pieces), asked.tools)
         ids = np.array(prompt, np.int32)
         if bytes_per_token is not None:
-            nonlocal held
-            length = int(len(sent) / bytes_per_token)
-            held = held if length <= len(held) else np.resize(ids, 2 * length)
-            ids = held[:length]
+            length, key = int(len(sent) / bytes_per_token), request.headers["x-api-key"]
+            if length > len(held.get(key, ())):
+                held[key] = np.resize(ids, 2 * length)
+            ids = held[key][:length]
         params = SamplingParams(asked.max_tokens, stop_token_ids=work.stop_token_ids())
         rid = f"{request.headers['x-api-key']}:main:{next(numbers)}"
         generation = await engine.generate(ids, params, rid=rid)
