@@ -28,7 +28,7 @@ CACHED_TEXTS = 1024
 class Tokenizer:
     """A ``tokenizers`` tokenizer with the methods of transformers' that `renderers` calls.
 
-    It returns no character offsets: they are for content masks, which nothing here reads, and cost
+    It makes no character offsets: they are for content masks, which nothing here reads, and cost
     more than the encoding itself on long prompts.
     """
 
@@ -57,7 +57,9 @@ class Tokenizer:
         return list(encode(text, add_special_tokens))
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # of one text only, but without offsets, which take a seventh of the time
+        encoded = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encoded[0].ids
 
     def decode(self, token_ids: Sequence[int] | int, skip_special_tokens: bool = False) -> str:
         """Return the text of ids, special tokens included unless they are to be skipped."""

@@ -20,6 +20,11 @@ def test_any_text_survives_encoding_and_decoding(text: str) -> None:
     assert TINY.decode(TINY.encode(text)) == text
 
 
+@given(st.text(st.sampled_from("a b'\n\r\t1é漢🙂<|im_end|>") | st.characters()))
+def test_a_text_has_the_ids_that_it_has_with_offsets(text: str) -> None:
+    assert TINY.encode(text) == TINY.backend.encode(text, add_special_tokens=False).ids
+
+
 def test_special_tokens_are_single_ids_and_can_be_left_out(tokenizer_dir: Path) -> None:
     tokenizer = load_tokenizer(tokenizer_dir)
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
