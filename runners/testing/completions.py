@@ -72,6 +72,11 @@ class Seen:
     mixed: list[str] = field(default_factory=list)
     """Request ids whose weights were updated while they ran."""
 
+    def forget(self) -> None:
+        """Drop the bodies and ids so far: of long prompts they are large."""
+        for each in (self.calls, self.requests, self.began, self.answered):
+            each.clear()
+
 
 def routed(shape: RoutingShape, tokens: Iterable[int], version: int) -> NDArray[np.int32]:
     """Return the experts that weights of a version choose for tokens, int32 [T, layers, top_k].

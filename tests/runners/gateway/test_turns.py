@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import random
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
+from runners.engines.client import HttpEngine
+from runners.engines.contract import Engine
+from runners.engines.prompt_json import LEAST_TOKENS
+from runners.gateway.service import GatewayHooks
+from runners.gateway.turn_log import AsyncTurnLog
 from runners.testing.completions import END, Completion, spoken
 from runners.testing.scripted_engine import ScriptedEngine
-from tests.fakes.running_gateway import Agent, Gateway, assemble_message, echo, results, user
+from tests.fakes.running_gateway import (
+    Agent,
+    Gateway,
+    assemble_message,
+    echo,
+    results,
+    running_gateway,
+    user,
+)
 
 BASH = {"type": "tool_use", "name": "Bash", "input": {"command": "ls"}}
 LOOK = spoken([{"type": "text", "text": "I look."}, BASH])
@@ -564,3 +578,29 @@ async def test_a_sub_agents_count_is_of_its_own_thread(
     await agent.post("/v1/messages", body, **who)
     assert own["input_tokens"] == len(engine.seen.requests[1]["input_ids"])
     assert others["input_tokens"] != own["input_tokens"], "without its thread the thought is lost"
+
+
+async def test_a_finished_session_leaves_no_text_of_its_prompts_behind(
+    engine: ScriptedEngine, tokenizer_dir: Path, tmp_path: Path
+) -> None:
+    clients: list[HttpEngine] = []
+
+    def keep(client: Engine, _: AsyncTurnLog) -> Engine:
+        assert isinstance(client, HttpEngine)
+        clients.append(client)
+        return client
+
+    hooks = GatewayHooks(wrap_engine=keep)
+    async with running_gateway(engine.url, tokenizer_dir, tmp_path, hooks=hooks) as gateway:
+        agent = await gateway.session()
+        engine.say(LOOK, LOOK, DONE)
+        messages = [user("fix it " * LEAST_TOKENS)]
+        for _ in range(2):
+            answer = await agent.ask(messages)
+            messages += [echo(answer), results(answer, "a.py")]
+        await agent.ask(messages)
+        first, *_, last = (request["input_ids"] for request in engine.seen.requests)
+        assert last[: len(first)] == first
+        assert clients[0]._prompts.bytes > LEAST_TOKENS
+        await agent.finish()
+        assert clients[0]._prompts.bytes == 0
