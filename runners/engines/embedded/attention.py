@@ -12,6 +12,7 @@ shapes, and values are summed tile by tile.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple, TypeVar
 
@@ -21,6 +22,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from runners.engines.embedded.buffers import FloatArray, Shared
 from runners.engines.embedded.weights import ModelConfig
 
 QUERY_ROWS = 4
@@ -44,6 +46,7 @@ MAX_PADDED_SHARE = 0.8
 """
 
 Count = TypeVar("Count", int, Tensor)
+Matrices = TypeVar("Matrices", Tensor, FloatArray)
 
 
 class PrefillSpan(NamedTuple):
@@ -106,26 +109,23 @@ class KvStore:
         self.heads = config.kv_heads
         self.capacity = capacity = round_up(capacity, KEYS)
         dim, matrices = config.head_dim, (config.layers, rows * config.kv_heads)
-        # numpy's zeros, since torch's write them: that would cost all of the memory at once
-        self._keys = np.zeros((*matrices, dim, capacity), np.float32)
-        self._values = np.zeros((*matrices, capacity, dim), np.float32)
-        self.keys, self.values = torch.from_numpy(self._keys), torch.from_numpy(self._values)
+        self.keys = Shared.zeros(*matrices, dim, capacity)
+        self.values = Shared.zeros(*matrices, capacity, dim)
         self._heads = np.arange(self.heads, dtype=np.int64)
 
     def slots(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> KvSlots:
         """Return the places of N (row, position) pairs."""
         return KvSlots(rows[:, None] * self.heads + self._heads, positions[:, None])
 
-    def write(self, layer: int, slots: KvSlots, keys: Tensor, values: Tensor) -> None:
+    def write(self, layer: int, slots: KvSlots, keys: FloatArray, values: FloatArray) -> None:
         """Store a layer's keys and values of N tokens, both [N, kv_heads, head_dim]."""
-        # numpy: torch has no assignment by index along an inner dimension that is as quick
-        self._keys[layer][slots.matrices, :, slots.positions] = keys.numpy()
-        self._values[layer][slots.matrices, slots.positions] = values.numpy()
+        self.keys.array[layer][slots.matrices, :, slots.positions] = keys
+        self.values.array[layer][slots.matrices, slots.positions] = values
 
     def span(self, row: int, start: int, end: int) -> KvSpan:
         """Return a view of positions of a row."""
         own = slice(row * self.heads, (row + 1) * self.heads)
-        return KvSpan(self.keys[:, own, :, start:end], self.values[:, own, start:end])
+        return KvSpan(self.keys.tensor[:, own, :, start:end], self.values.tensor[:, own, start:end])
 
 
 class DecodeAttention:
@@ -139,48 +139,40 @@ class DecodeAttention:
     def __init__(self, config: ModelConfig, max_context: int) -> None:
         self._groups = config.kv_heads
         self._queries = config.heads // config.kv_heads
-        self._context = context = round_up(max_context, KEYS)
+        context = round_up(max_context, KEYS)
         self.numpy_keys = numpy_scores_as_torch(self._queries, config.head_dim, context)
         """True where numpy multiplies the keys,"""
         self.numpy_values = numpy_mixes_as_torch(self._queries, config.head_dim)
         """and where it multiplies the values."""
-        ramp = torch.cat([torch.zeros(context), torch.full((context,), -math.inf)])
-        # window i begins with context - i zeros
-        self._masks = ramp.as_strided((context + 1, context), (1, 1))
-
-    def mask(self, lengths: Tensor, blocks: tuple[DecodeBlock, ...]) -> Tensor | None:
-        """Return [rows, 1, longest]: 0 where a row may attend, -inf beyond its length, an int64 of
-        ``lengths`` [rows]; ``longest`` is rounded up as the keys are.
-        """
-        if not blocks:
-            return None
-        longest = round_up(max(block.longest for block in blocks), KEYS)
-        return self._masks[:, :longest].index_select(0, self._context - lengths).unsqueeze(1)
 
     def __call__(
-        self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, block: DecodeBlock
-    ) -> Tensor:
-        """Return the attention of one query per row over its row, [rows, heads · head_dim].
+        self,
+        query: FloatArray,
+        kv: KvStore,
+        layer: int,
+        lengths: Sequence[int],
+        block: DecodeBlock,
+        mixed: FloatArray,
+    ) -> None:
+        """Write the attention of one query per row, [rows, heads, head_dim], over the first
+        ``lengths`` positions of its row into ``mixed``, [rows, heads · head_dim].
 
         The heads of a group share keys, so a group is one product [heads / groups, longest].
         """
         begin, end, longest = block
-        rows, heads, dim = end - begin, query.shape[1], query.shape[2]
+        count, dim, length = end - begin, query.shape[2], round_up(longest, KEYS)
         stored = slice(begin * self._groups, end * self._groups)
-        grouped = query[begin:end].reshape(rows * self._groups, self._queries, dim)
-        length = round_up(longest, KEYS)
-        keys, values = keys[stored, :, :length], values[stored, :length]
-        if self.numpy_keys:
-            scores = torch.from_numpy(np.matmul(grouped.numpy(), keys.numpy()))
-        else:
-            scores = torch.bmm(pad_queries(grouped), keys)[:, : self._queries]
-        scores.view(rows, self._groups, -1, length).add_(mask[begin:end, None, :, :length])
-        shares = scores.softmax(-1)
-        if self.numpy_values:
-            mixed = torch.from_numpy(_mix_in_numpy(shares.numpy(), values.numpy()))
-        else:
-            mixed = mix(pad_queries(shares), values)[:, : self._queries]
-        return mixed.reshape(rows, heads * dim)
+        keys = kv.keys.array[layer, stored, :, :length]
+        values = kv.values.array[layer, stored, :length]
+        grouped = query[begin:end].reshape(-1, self._queries, dim)
+        scores = (multiply_in_numpy if self.numpy_keys else multiply_in_torch)(grouped, keys)
+        # a view in any case: torch's products are rows of a larger matrix
+        by_row = scores.reshape(count, self._groups, self._queries, length)
+        for row, attended in enumerate(lengths[begin:end]):
+            by_row[row, :, :, attended:] = -math.inf
+        shares = torch.from_numpy(scores).softmax(-1).numpy()
+        multiply = multiply_in_numpy if self.numpy_values else multiply_in_torch
+        mixed[begin:end] = mix(shares, values, multiply).reshape(count, -1)
 
 
 def attend_span(
@@ -195,25 +187,32 @@ def attend_span(
     scores = torch.bmm(pad_queries(grouped), keys[row, :, :length])
     own = scores[:, : grouped.shape[1]].view(groups, -1, count, length)
     own[..., span.start :].add_(torch.full((count, length - span.start), -math.inf).triu_(1))
-    mixed = mix(scores.softmax(-1), values[row, :length])[:, : grouped.shape[1]]
+    mixed = mix(scores.softmax(-1), values[row, :length], torch.bmm)[:, : grouped.shape[1]]
     return mixed.reshape(heads, count, dim).transpose(0, 1).reshape(count, heads * dim)
 
 
-def mix(shares: Tensor, values: Tensor) -> Tensor:
+def mix(
+    shares: Matrices, values: Matrices, multiply: Callable[[Matrices, Matrices], Matrices]
+) -> Matrices:
     """Return ``shares · values``, [B, M, head_dim], of ``shares`` [B, M, positions]."""
-    mixed = torch.bmm(shares[:, :, :KEY_TILE], values[:, :KEY_TILE])
+    mixed = multiply(shares[:, :, :KEY_TILE], values[:, :KEY_TILE])
     for start in range(KEY_TILE, values.shape[1], KEY_TILE):
         tile = slice(start, start + KEY_TILE)
-        mixed += torch.bmm(shares[:, :, tile], values[:, tile])
+        mixed += multiply(shares[:, :, tile], values[:, tile])
     return mixed
 
 
-def _mix_in_numpy(shares: NDArray[np.float32], values: NDArray[np.float32]) -> NDArray[np.float32]:
-    mixed: NDArray[np.float32] = np.matmul(shares[:, :, :KEY_TILE], values[:, :KEY_TILE])
-    for start in range(KEY_TILE, values.shape[1], KEY_TILE):
-        tile = slice(start, start + KEY_TILE)
-        mixed += np.matmul(shares[:, :, tile], values[:, tile])
-    return mixed
+def multiply_in_numpy(queries: FloatArray, others: FloatArray) -> FloatArray:
+    """Return the products of few queries, [B, M, K], with [B, K, N], by numpy's library."""
+    product: FloatArray = np.matmul(queries, others)
+    return product
+
+
+def multiply_in_torch(queries: FloatArray, others: FloatArray) -> FloatArray:
+    """Return the same by torch's library, with the kernel that multiplies spans of prefill."""
+    product = torch.bmm(pad_queries(torch.from_numpy(queries)), torch.from_numpy(others))
+    rounded: FloatArray = product[:, : queries.shape[1]].numpy()
+    return rounded
 
 
 @cache
@@ -224,14 +223,9 @@ def numpy_scores_as_torch(queries: int, dim: int, context: int) -> bool:
     # both add up in the order of the dimensions or they do not, whatever the numbers
     draw = np.random.default_rng(0).standard_normal
     grouped, keys = draw((2, queries, dim), np.float32), draw((2, dim, context), np.float32)
-    padded = pad_queries(torch.from_numpy(grouped))
     lengths = {*range(KEYS, min(context, MOST_KEYS_TRIED), KEYS), context}
     lengths |= {1 << power for power in range(MOST_KEYS_TRIED.bit_length(), context.bit_length())}
-    for length in lengths:
-        ours = torch.bmm(padded, torch.from_numpy(keys[:, :, :length]))[:, :queries]
-        if not np.array_equal(np.matmul(grouped, keys[:, :, :length]), ours.numpy()):
-            return False
-    return True
+    return all(_round_alike(grouped, keys[:, :, :length]) for length in lengths)
 
 
 @cache
@@ -240,13 +234,12 @@ def numpy_mixes_as_torch(queries: int, dim: int) -> bool:
     draw = np.random.default_rng(0).standard_normal
     shares = draw((3, queries, KEY_TILE), np.float32)
     values = draw((3, 2 * KEY_TILE, dim), np.float32)
-    for length in range(KEYS, KEY_TILE + 1, KEYS):
-        theirs = _mix_in_numpy(shares[:, :, :length], values[:, :length])
-        padded = pad_queries(torch.from_numpy(shares[:, :, :length]))
-        ours = mix(padded, torch.from_numpy(values[:, :length]))[:, :queries]
-        if not np.array_equal(theirs, ours.numpy()):
-            return False
-    return True
+    lengths = range(KEYS, KEY_TILE + 1, KEYS)
+    return all(_round_alike(shares[:, :, :length], values[:, :length]) for length in lengths)
+
+
+def _round_alike(left: FloatArray, right: FloatArray) -> bool:
+    return np.array_equal(multiply_in_numpy(left, right), multiply_in_torch(left, right))
 
 
 def pad_queries(grouped: Tensor) -> Tensor:

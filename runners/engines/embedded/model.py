@@ -17,6 +17,7 @@ vocabulary, E experts, I inner size of an expert.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,7 +35,9 @@ from runners.engines.embedded.attention import (
     attend_span,
     round_up,
 )
+from runners.engines.embedded.buffers import BufferPool, Buffers, FloatArray, Shared
 from runners.engines.embedded.weights import LayerWeights, ModelConfig, ModelWeights, MoeMlp
+from runners.trajectory.record import IdArray
 
 # MKL reads it at the process's first product. On some processors its usual kernels also let the
 # number of rows and of threads decide the order of a sum (seen with 3 threads on two cores of an
@@ -63,31 +66,35 @@ RoutingArray = NDArray[np.int16]
 class PackedStep:
     """The packed input of one forward pass: decoding rows first, then the spans in order."""
 
-    tokens: Tensor
-    """[N] int64"""
-    positions: Tensor
-    """[N] int64"""
+    tokens: IdArray
+    """[N] int32"""
+    positions: NDArray[np.int64]
+    """[N]"""
     slots: KvSlots
     """Each token's place in the KV store."""
     decoding: int
-    lengths: Tensor
-    """[decoding] int64: number of positions that each decoding row attends to, its own included."""
+    lengths: Sequence[int]
+    """[decoding]: number of positions that each decoding row attends to, its own included."""
     blocks: tuple[DecodeBlock, ...]
     """The decoding rows in order, in blocks of similar length."""
     spans: tuple[PrefillSpan, ...]
-    wanted: Tensor | None
-    """[M] int64: packed indices whose logits are wanted; None for all."""
+    wanted: NDArray[np.int64] | None
+    """[M]: packed indices whose logits are wanted; None for all."""
 
 
 class Qwen3Moe:
-    """The model, dense without experts; it keeps nothing between calls except its rotary table."""
+    """The model, dense without experts; between calls it keeps only its rotary table and memory
+    that a step writes anew.
+    """
 
     def __init__(self, weights: ModelWeights, max_context: int) -> None:
         self.config = weights.config
         self.weights = weights
         self._turns = _rotary_table(weights.config, max_context)
         self._decode = DecodeAttention(weights.config, max_context)
+        self._buffers = BufferPool(weights.config)
 
+    @torch.inference_mode()
     def forward(self, step: PackedStep, kv: KvStore) -> tuple[Tensor, RoutingArray]:
         """Write the keys and values of the packed tokens into ``kv``; return logits and routing.
 
@@ -95,96 +102,152 @@ class Qwen3Moe:
         experts, best first; all zero in dense layers.
         """
         config, count = self.config, len(step.tokens)
-        hidden = _pad_rows(self.weights.embeddings.index_select(0, step.tokens))
-        cos, sin = self._turns.index_select(1, step.positions)
-        mask = self._decode.mask(step.lengths, step.blocks)
+        embeddings = self.weights.embeddings.numpy()
+        work = self._fill(embeddings[step.tokens])
+        turns = self._turns[:, step.positions]
         routing = np.zeros((count, config.layers, config.experts_per_token), dtype=np.int16)
         for index, layer in enumerate(self.weights.layers):
-            hidden = self._attend(index, layer, hidden, cos, sin, mask, step, kv)
-            normed = F.rms_norm(hidden, (config.hidden_size,), layer.post_norm, config.rms_norm_eps)
+            self._attend(index, layer, work, turns, step, kv)
+            self._normalize(work, layer.post_norm)
+            hidden, normed = work.hidden.tensor, work.normed.tensor
             if isinstance(layer.mlp, MoeMlp):
-                scores, chosen = self._route(layer.mlp, normed)
-                hidden += _experts(layer.mlp, normed, scores, chosen)
-                routing[:, index] = chosen[:count].numpy()
+                scores, chosen = self._route(layer.mlp, work)
+                routing[:, index] = chosen[:count]
+                mixed = _experts(layer.mlp, normed, scores, chosen)
+                np.add(work.hidden.array, mixed.numpy(), out=work.hidden.array)
             else:
                 inner = _activate(F.linear(normed, layer.mlp.gate_up))
-                hidden = torch.addmm(hidden, inner, layer.mlp.down)
+                hidden.addmm_(inner, layer.mlp.down)
         if step.wanted is not None:
             count = len(step.wanted)
-            hidden = _pad_rows(hidden.index_select(0, step.wanted))
-        hidden = F.rms_norm(hidden, (config.hidden_size,), self.weights.norm, config.rms_norm_eps)
-        return F.linear(hidden, self.weights.head)[:count], routing
+            work = self._fill(work.hidden.array[step.wanted])
+        self._normalize(work, self.weights.norm)
+        return F.linear(work.normed.tensor, self.weights.head)[:count], routing
+
+    def _fill(self, hidden: FloatArray) -> Buffers:
+        """Return buffers with ``hidden`` [N, H] and rows of zeros up to a multiple of ``ROWS``."""
+        count = len(hidden)
+        work = self._buffers(round_up(count, ROWS))
+        work.hidden.array[:count] = hidden
+        work.hidden.array[count:] = 0.0
+        return work
+
+    def _normalize(self, work: Buffers, weight: Tensor) -> None:
+        eps = self.config.rms_norm_eps
+        normalize(work.hidden.array, work.normed, work.sums, weight.numpy(), eps)
 
     def _attend(
         self,
         index: int,
         layer: LayerWeights,
-        hidden: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        mask: Tensor | None,
+        work: Buffers,
+        turns: FloatArray,
         step: PackedStep,
         kv: KvStore,
-    ) -> Tensor:
-        """Return ``hidden + attention(norm(hidden))``, [N, H]; rows beyond the tokens are padding.
+    ) -> None:
+        """Add attention(norm(hidden)) to the hidden values; rows beyond the tokens are padding.
 
         softmax(q · kᵀ / √head_dim) · v; the scale 1/√head_dim is folded into the query norm on
         loading.
         """
-        config = self.config
-        dim, heads, groups = config.head_dim, config.heads, config.kv_heads
-        normed = F.rms_norm(hidden, (config.hidden_size,), layer.input_norm, config.rms_norm_eps)
-        qkv = F.linear(normed, layer.qkv, layer.qkv_bias).view(-1, heads + 2 * groups, dim)
-        qkv = qkv[: len(step.tokens)]
-        turned = F.rms_norm(qkv[:, : heads + groups], (dim,), None, config.rms_norm_eps)
-        turned = turned.mul_(layer.qk_norm)
-        # RoPE: x·cos + rotate_half(x)·sin. rotate_half swaps the halves of the head; the minus
-        # sign of the first one is folded into the sine table
-        # (no addcmul: it rounds once or twice, depending on where a thread's part ends)
-        halves = turned.view(*turned.shape[:2], 2, dim // 2)
-        turned = (turned * cos).add_(halves.flip(-2).flatten(-2).mul_(sin))
-        query = turned[:, :heads]
-        kv.write(index, step.slots, turned[:, heads:], qkv[:, heads + groups :])
-        keys, values = kv.keys[index], kv.values[index]
-        parts = []
+        config, count = self.config, len(step.tokens)
+        heads, groups = config.heads, config.kv_heads
+        self._normalize(work, layer.input_norm)
+        _project(work, layer)
+        turned, qkv = work.turned.array, work.qkv_heads
+        normalize(
+            qkv[:, : heads + groups], work.turned, work.head_sums, layer.qk_norm.numpy(),
+            config.rms_norm_eps,
+        )  # fmt: skip
+        rotate(turned[:count], turns, work.partner[:count])
+        kv.write(index, step.slots, turned[:count, heads:], qkv[:count, heads + groups :])
         for block in step.blocks:
-            assert mask is not None
-            parts.append(self._decode(query, keys, values, mask, block))
+            self._decode(turned[:, :heads], kv, index, step.lengths, block, work.mixed.array)
+        keys, values = kv.keys.tensor[index], kv.values.tensor[index]
         offset = step.decoding
         for span in step.spans:
-            part = query[offset : offset + span.size]
-            parts.append(attend_span(part, keys, values, span, groups))
-            offset += span.size
-        if len(hidden) > offset:
-            parts.append(hidden.new_zeros(len(hidden) - offset, heads * dim))
-        mixed = parts[0] if len(parts) == 1 else torch.cat(parts)
-        hidden = torch.addmm(hidden, mixed, layer.out.t())
-        return hidden if layer.out_bias is None else hidden.add_(layer.out_bias)
+            part = slice(offset, offset + span.size)
+            query = work.turned.tensor[part, :heads]
+            work.mixed.tensor[part] = attend_span(query, keys, values, span, groups)
+            offset = part.stop
+        work.mixed.array[offset:] = 0.0
+        hidden = work.hidden.tensor.addmm_(work.mixed.tensor, layer.out.t())
+        if layer.out_bias is not None:
+            hidden.add_(layer.out_bias)
 
-    def _route(self, mlp: MoeMlp, normed: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the weights, float32, and ids, int64, of each token's experts, both [N, top_k].
+    def _route(self, mlp: MoeMlp, work: Buffers) -> tuple[FloatArray, NDArray[np.int64]]:
+        """Return the weights and ids of each token's experts, both [N, top_k].
 
         p = softmax(x · Wᵀ) over all experts; the top_k of p, renormalised to sum 1 if the model
         asks for it (``norm_topk_prob``).
         """
-        probabilities = F.linear(normed, mlp.router).softmax(-1)
-        scores, chosen = probabilities.topk(self.config.experts_per_token, dim=-1)
+        logits = torch.mm(work.normed.tensor, mlp.router.t(), out=work.router.tensor)
+        scores, chosen = logits.softmax(-1).topk(self.config.experts_per_token, dim=-1)
+        weights: FloatArray = scores.numpy()
         if self.config.norm_topk_prob:
-            scores = scores / scores.sum(-1, keepdim=True)
-        return scores, chosen
+            weights /= scores.sum(-1, keepdim=True).numpy()
+        return weights, chosen.numpy()
 
 
-def _experts(mlp: MoeMlp, normed: Tensor, scores: Tensor, chosen: Tensor) -> Tensor:
+def normalize(rows: FloatArray, out: Shared, sums: Shared, weight: FloatArray, eps: float) -> None:
+    """Write ``x / √(mean(x²) + eps) · weight`` of the last dimension of ``rows`` into ``out``
+    (RMSNorm, arXiv 1910.07467); ``sums`` are its sums. It has the bits of ``F.rms_norm``.
+    """
+    scale = sums.array
+    np.multiply(rows, rows, out=out.array)
+    torch.sum(out.tensor, -1, keepdim=True, out=sums.tensor)
+    scale /= rows.shape[-1]
+    scale += eps
+    np.sqrt(scale, out=scale)
+    np.divide(1.0, scale, out=scale)
+    np.multiply(rows, scale, out=out.array)
+    np.multiply(out.array, weight, out=out.array)
+
+
+def rotate(rows: FloatArray, turns: FloatArray, partner: FloatArray) -> None:
+    """Rotate heads [N, n, head_dim] in place: x · cos + rotate_half(x) · sin (RoPE).
+
+    ``turns`` are cosine and sine, [2, N, 1, head_dim]. rotate_half swaps the halves of the head;
+    the minus sign of the first one is folded into the sine. ``partner`` is memory of the same shape
+    as ``rows``.
+    """
+    cos, sin = turns
+    half = rows.shape[-1] // 2
+    np.multiply(rows[..., half:], sin[..., :half], out=partner[..., :half])
+    np.multiply(rows[..., :half], sin[..., half:], out=partner[..., half:])
+    np.multiply(rows, cos, out=rows)
+    np.add(rows, partner, out=rows)
+
+
+def _project(work: Buffers, layer: LayerWeights) -> None:
+    """Write the queries, keys and values of the normed values."""
+    normed, qkv = work.normed.tensor, work.qkv.tensor
+    if layer.qkv_bias is None:
+        torch.mm(normed, layer.qkv.t(), out=qkv)
+    else:
+        torch.addmm(layer.qkv_bias, normed, layer.qkv.t(), out=qkv)
+
+
+def _experts(mlp: MoeMlp, normed: Tensor, scores: FloatArray, chosen: NDArray[np.int64]) -> Tensor:
     """Return Σ score · down(silu(gate(x)) · up(x)) over each token's chosen experts, [N, H]."""
     tokens, top = chosen.shape
     experts, double, width = mlp.gate_up.shape
     if experts <= MAX_DENSE_RATIO * top:
         # every expert runs; those that were not chosen have weight 0
-        weights = torch.zeros(tokens, experts).scatter_(1, chosen, scores)
+        weights = np.zeros((tokens, experts), np.float32)
+        np.put_along_axis(weights, chosen, scores, axis=1)
         both = F.linear(normed, mlp.gate_up.view(-1, width)).view(tokens, experts, double)
-        inner = _activate(both).mul_(weights.unsqueeze(-1))
+        inner = _activate(both)
+        shared = inner.numpy()
+        shared *= weights[:, :, None]
         return inner.view(tokens, -1) @ mlp.down.view(-1, width)
-    # tokens sorted by expert, so that each expert multiplies one contiguous slice (grouped_mm);
+    return _sorted_experts(mlp, normed, torch.from_numpy(scores), torch.from_numpy(chosen))
+
+
+def _sorted_experts(mlp: MoeMlp, normed: Tensor, scores: Tensor, chosen: Tensor) -> Tensor:
+    """Return the same; each expert multiplies one contiguous slice of tokens (grouped_mm)."""
+    tokens, top = chosen.shape
+    experts, _, width = mlp.gate_up.shape
     # each slice is padded, with token 0, whose products nobody reads
     flat = chosen.reshape(-1)
     order = flat.argsort(stable=True)
@@ -215,14 +278,8 @@ def _activate(both: Tensor) -> Tensor:
     return torch.cat([F.silu(part) for part in torch.split(gate, rows)]).mul_(up)
 
 
-def _pad_rows(rows: Tensor) -> Tensor:
-    """Add rows of zeros up to a multiple of ``ROWS``."""
-    missing = -len(rows) % ROWS
-    return F.pad(rows, (0, 0, 0, missing)) if missing else rows
-
-
-def _rotary_table(config: ModelConfig, max_context: int) -> Tensor:
-    """Return cosine and signed sine of every position, [2, max_context, 1, head_dim].
+def _rotary_table(config: ModelConfig, max_context: int) -> FloatArray:
+    """Return cosine and signed sine of every position, float32 [2, max_context, 1, head_dim].
 
     The angle of pair i at position p is p · theta^(-2i / head_dim) (RoFormer, arXiv 2104.09864).
     The first half of the sine is negated, for the minus in rotate_half.
@@ -231,4 +288,6 @@ def _rotary_table(config: ModelConfig, max_context: int) -> Tensor:
     exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
     angles = torch.arange(max_context).float()[:, None] * (1.0 / config.rope_theta**exponents)
     cos, sin = angles.cos(), angles.sin()
-    return torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)]).unsqueeze(2)
+    turns = torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)]).unsqueeze(2)
+    table: FloatArray = turns.numpy()
+    return table

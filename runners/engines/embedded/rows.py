@@ -67,6 +67,8 @@ class Rows:
         """Number of the weights that computed the row's first keys; mixed rows are never cached."""
         self.watches_text = np.zeros(count, dtype=np.bool_)
         """True if the request has stop strings."""
+        self.planned = np.zeros(count, dtype=np.bool_)
+        """True if the request has a plan of weights."""
         self.stop_ids = np.full((count, 4), NO_STOP_ID, dtype=np.int64)
 
     @property
@@ -104,6 +106,7 @@ class Rows:
         self.seed[row] = seed
         self.epoch[row] = epoch
         self.watches_text[row] = bool(sampling.stop)
+        self.planned[row] = request.plan is not None
         missing = len(sampling.stop_ids) - self.stop_ids.shape[1]
         if missing > 0:
             self.stop_ids = np.pad(
@@ -162,6 +165,6 @@ class Rows:
             self.next_keys.move(source, target)
         for values in (
             self.length, self.limit, self.temperature, self.top_p, self.top_k,
-            self.seed, self.epoch, self.watches_text, self.stop_ids,
+            self.seed, self.epoch, self.watches_text, self.planned, self.stop_ids,
         ):  # fmt: skip
             values[target] = values[source]

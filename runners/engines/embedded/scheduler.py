@@ -223,7 +223,7 @@ class Scheduler:
     def _hold(self) -> None:
         """Put back the rows whose next token is to have newer weights."""
         rows = self.rows
-        for row in reversed(range(rows.decoding)):
+        for row in map(int, reversed(np.flatnonzero(rows.planned[: rows.decoding]))):
             request = rows.requests[row]
             sampled = int(rows.length[row]) - len(request.prompt)
             if request.waits_for_weights(sampled, self.weight_version):
@@ -308,14 +308,14 @@ class Scheduler:
                     scored.append(part)
                     first = end + 1 - span.size + part.start - span.start
                     places.append(np.arange(first, first + part.size))
-            wanted = torch.from_numpy(np.concatenate(places))
+            wanted = np.concatenate(places)
         lengths = rows.length[:decoding]
         step = PackedStep(
-            tokens=torch.from_numpy(rows.ids[row_index, positions].astype(np.int64)),
-            positions=torch.from_numpy(positions),
+            tokens=rows.ids[row_index, positions],
+            positions=positions,
             slots=rows.kv.slots(row_index, positions),
             decoding=decoding,
-            lengths=torch.from_numpy(lengths),
+            lengths=lengths.tolist(),
             blocks=decode_blocks(lengths),
             spans=spans,
             wanted=wanted,
@@ -365,7 +365,7 @@ class Scheduler:
         # a request for no tokens (max_new_tokens=0 only warms the cache) is at its limit already
         rows.length[:count] = np.minimum(at + 1, rows.limit[:count])
         self.generated_tokens += count
-        planned = sum(request.plan is not None for request in rows.requests[:count])
+        planned = int(np.count_nonzero(rows.planned[:count]))
         if planned:
             self.planned_tokens[self.weight_version] += planned
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import torch
 
 from runners.engines.embedded.attention import PrefillSpan
 from runners.engines.embedded.model import PackedStep, Qwen3Moe
@@ -127,19 +126,17 @@ class WeightChange:
         positions = np.concatenate(
             [np.arange(span.start, span.start + span.size) for span in spans]
         )
-        none = torch.zeros(0, dtype=torch.int64)
         step = PackedStep(
-            tokens=torch.from_numpy(rows.ids[row_index, positions].astype(np.int64)),
-            positions=torch.from_numpy(positions),
+            tokens=rows.ids[row_index, positions],
+            positions=positions,
             slots=self.keys.kv.slots(row_index, positions),
             decoding=0,
-            lengths=none,
+            lengths=(),
             blocks=(),
             spans=spans,
-            wanted=none,
+            wanted=np.empty(0, np.int64),
         )
-        with torch.inference_mode():
-            _, routing = self.model.forward(step, self.keys.kv)
+        _, routing = self.model.forward(step, self.keys.kv)
         self.keys.routing[row_index, positions] = routing
         for span in spans:
             self.keys.computed[span.row] += span.size

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
-import torch
 from numpy.typing import NDArray
 
 from runners.engines.embedded import attention
@@ -36,30 +34,38 @@ def test_keys_and_values_multiplied_by_numpy_or_by_torch_have_the_same_bits(tmp_
     kv, attend = KvStore(config, 5, CONTEXT), DecodeAttention(config, CONTEXT)
     if not (attend.numpy_keys and attend.numpy_values):
         pytest.skip("numpy's library rounds otherwise on this machine, so it is not used")
-    generator = torch.Generator().manual_seed(7)
-    kv.keys.normal_(generator=generator)
-    kv.values.normal_(generator=generator)
-    query = torch.randn(5, heads, dim, generator=generator)
-    lengths = torch.tensor([1, 130, 128, 517, 720])
-    blocks = (DecodeBlock(0, 3, 130), DecodeBlock(3, 5, 720))
-    mask = attend.mask(lengths, blocks)
-    assert mask is not None
-    keys, values = kv.keys[0], kv.values[0]
-    for block in blocks:
-        attend.numpy_keys = attend.numpy_values = True
-        ours = attend(query, keys, values, mask, block)
-        attend.numpy_keys = attend.numpy_values = False
-        assert torch.equal(ours, attend(query, keys, values, mask, block))
+    query, lengths = fill(kv, heads, dim), [1, 130, 128, 517, 720]
+    ours = run(attend, kv, query, lengths)
+    attend.numpy_keys = attend.numpy_values = False
+    assert np.array_equal(ours, run(attend, kv, query, lengths))
 
 
 def test_a_row_attends_to_its_own_positions_alone(tmp_path: Path) -> None:
-    attend = DecodeAttention(config_of(tmp_path, 4, 2, 32), CONTEXT)
-    mask = attend.mask(torch.tensor([1, 20, 40]), (DecodeBlock(0, 3, 40),))
-    assert mask is not None
-    expected = torch.full((3, 1, 48), -math.inf)
-    for row, length in enumerate((1, 20, 40)):
-        expected[row, :, :length] = 0
-    assert torch.equal(mask, expected)
+    config, lengths = config_of(tmp_path, 4, 2, 32), [1, 20, 40, 517, 720]
+    kv, attend = KvStore(config, 5, CONTEXT), DecodeAttention(config, CONTEXT)
+    query = fill(kv, 4, 32)
+    wanted = run(attend, kv, query, lengths)
+    for row, length in enumerate(lengths):
+        for part in kv.span(row, length, CONTEXT):
+            part.fill_(1e3)
+    assert np.array_equal(wanted, run(attend, kv, query, lengths))
+
+
+def fill(kv: KvStore, heads: int, dim: int) -> Array:
+    """Fill five rows of a store with random numbers; return as many queries."""
+    draw = np.random.default_rng(7).standard_normal
+    for part in (kv.keys, kv.values):
+        part.array[:] = draw(part.array.shape, np.float32)
+    return draw((5, heads, dim), np.float32)
+
+
+def run(attend: DecodeAttention, kv: KvStore, query: Array, lengths: list[int]) -> Array:
+    """Attend in two blocks; return float32 [5, heads · head_dim]."""
+    mixed = np.empty((5, query.shape[1] * query.shape[2]), np.float32)
+    for begin, end in ((0, 3), (3, 5)):
+        block = DecodeBlock(begin, end, max(lengths[begin:end]))
+        attend(query, kv, 0, lengths, block, mixed)
+    return mixed
 
 
 @pytest.fixture
@@ -91,7 +97,7 @@ def test_a_store_takes_memory_only_where_it_is_written(tmp_path: Path) -> None:
     config, process = config_of(tmp_path, 4, 2, 32), psutil.Process()
     before = process.memory_info().rss
     kv = KvStore(config, 256, 4096)
-    assert kv.keys.nbytes + kv.values.nbytes == 2**30
+    assert kv.keys.array.nbytes + kv.values.array.nbytes == 2**30
     for part in kv.span(3, 0, 100):
         part.fill_(1.0)
     assert process.memory_info().rss - before < 2**27

@@ -30,11 +30,11 @@ def prefill(
     """Run ``ids`` as one span of ``row``; return the logits of every position and the routing."""
     positions = np.arange(start, start + len(ids))
     step = PackedStep(
-        tokens=ids,
-        positions=torch.from_numpy(positions),
+        tokens=ids.numpy().astype(np.int32),
+        positions=positions,
         slots=kv.slots(np.full(len(ids), row), positions),
         decoding=0,
-        lengths=torch.zeros(0, dtype=torch.int64),
+        lengths=(),
         blocks=(),
         spans=(PrefillSpan(row, start, len(ids)),),
         wanted=None,
@@ -52,11 +52,11 @@ def decode(
     """Run one token of rows 0, 1, … at their positions; return their logits."""
     positions = np.asarray(at)
     step = PackedStep(
-        tokens=tokens,
-        positions=torch.from_numpy(positions),
+        tokens=tokens.numpy().astype(np.int32),
+        positions=positions,
         slots=kv.slots(np.arange(len(at)), positions),
         decoding=len(at),
-        lengths=torch.from_numpy(positions + 1),
+        lengths=[position + 1 for position in at],
         blocks=blocks or (DecodeBlock(0, len(at), max(at) + 1),),
         spans=(),
         wanted=None,
