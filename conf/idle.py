@@ -86,6 +86,10 @@ IDLE = (
     Idle(("reward.token_budget",), ("reward.length_penalty", "reward.overlong_penalty"),
          lambda length, overlong: bool(length or overlong),
          "set reward.length_penalty or reward.overlong_penalty above 0"),
+    Idle(("observe.wandb.entity", "observe.wandb.name", "observe.wandb.mode"),
+         ("observe.wandb.project",), _given, "set observe.wandb.project"),
+    Idle(("observe.mlflow.experiment", "observe.mlflow.name"), ("observe.mlflow.uri",), _given,
+         "set observe.mlflow.uri"),
     Idle(("reward.overlong_tokens",), ("reward.overlong_penalty",), _positive,
          "set reward.overlong_penalty above 0"),
 )  # fmt: skip

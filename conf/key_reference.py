@@ -47,6 +47,9 @@ PAGES = {
     "faults": "fault_plans.md",
     "eval": "evaluate.md",
     "observe": "metrics.md",
+    "observe.wandb": "sinks.md",
+    "observe.mlflow": "sinks.md",
+    "observe.otlp": "sinks.md",
 }
 """Pages of ``docs/`` by the beginning of a key; the longest counts. A comment may name another."""
 

@@ -19,8 +19,9 @@ from conf.sections.gateway import GatewayConfig
 from conf.sections.harness import HarnessConfig
 from conf.sections.launch import LaunchConfig
 from conf.sections.model import ModelConfig
+from conf.sections.observe import ObserveConfig
 from conf.sections.rollout import RolloutConfig
-from conf.sections.run import EvalConfig, ObserveConfig, RunConfig, SamplingConfig
+from conf.sections.run import EvalConfig, RunConfig, SamplingConfig
 from conf.sections.sandbox import SandboxConfig
 from conf.sections.scenario import ScenarioConfig
 from conf.sections.section import Section

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from conf.rules.rule import Rule
+from conf.sections.observe import ObserveConfig
 from conf.sections.plugin import PluginConfig
 from conf.sections.rollout import RolloutConfig
-from conf.sections.run import ObserveConfig, RunConfig, SamplingConfig
+from conf.sections.run import RunConfig, SamplingConfig
 from conf.sections.training import (
     LocalTrainerConfig,
     SlimeTrainerConfig,
@@ -118,7 +119,17 @@ def device_rules(trainer: TrainerConfig) -> Iterator[Rule]:
 
 
 def sink_rules(observe: ObserveConfig, trainer: TrainerConfig) -> Iterator[Rule]:
-    """Yield the rule that sinks are for the driver's own training loop."""
+    """Yield the rules that sinks of steps are for the driver's own training loop."""
+    chosen = {
+        "observe.wandb.project": observe.wandb.project,
+        "observe.mlflow.uri": observe.mlflow.uri,
+    }
+    for key, value in chosen.items():
+        yield (
+            value is not None and isinstance(trainer, SlimeTrainerConfig),
+            f"{key}={value}: trainer=slime has loggers of its own: leave it out, and give slime's "
+            "flags in launch.extra_flags (--use-wandb …)",
+        )
     yield (
         bool(observe.sinks) and isinstance(trainer, SlimeTrainerConfig),
         "observe.sinks are fed by trainer=local, and trainer=slime has loggers of its own: leave "

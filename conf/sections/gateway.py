@@ -58,6 +58,8 @@ class GatewayConfig(Section):
     """
     replicas: Annotated[int, Field(ge=1, le=64)]
     """Processes that share the sessions behind the one address."""
+    metrics_port: Annotated[int, Field(ge=1, le=65535)] | None
+    """Port on 127.0.0.1 with figures for Prometheus; null: none."""
     ping_s: PositiveFloat
     """Seconds between SSE pings while the engine works."""
     limits: GatewayLimitsConfig

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, Field, PositiveInt, Tag
 
-from conf.sections.plugin import BY_NAME, SELECT, ByTarget, PluginConfig, by_name
+from conf.sections.plugin import BY_NAME, SELECT, ByTarget, by_name
 from conf.sections.section import Section
 
 
@@ -99,21 +99,3 @@ class EvalConfig(Section):
     """Rollouts per task (n); pass@1 to pass@n are estimated."""
     update_weights: bool
     """Load ``model.path`` into servers that run already; false leaves their weights as they are."""
-
-
-class ObserveConfig(Section):
-    """Display, metrics files and diagnostics."""
-
-    dashboard: Literal["auto", "on", "off"]
-    """auto: only if stderr is a terminal."""
-    tensorboard: bool
-    sinks: tuple[Annotated[PluginConfig, by_name("sinks")], ...]
-    """Plug-ins that receive each step's metrics."""
-    watchdog_s: Annotated[float, Field(ge=0)]
-    """Seconds after which a blocked event loop (driver, gateway, engine) is described in a file; 0:
-    off.
-    """
-    stuck_s: Annotated[float, Field(ge=0)]
-    """Seconds without progress (a stage, a turn) after which an attempt is described in a file; 0:
-    off. It is not ended: deadlines do that.
-    """

@@ -35,11 +35,12 @@ from runners.engines.client import HttpEngine
 from runners.engines.teacher import Teacher
 from runners.observe.metrics import MetricsWriter
 from runners.observe.progress import Progress
-from runners.observe.sinks import SinkFeed
 from runners.observe.under_way import read_overlapped
 from runners.plugins.calls import PluginFailedError
 from runners.runtime.driver import Interrupted
 from runners.runtime.services import Services
+from runners.sinks.open_trackers import TrackerFeed
+from runners.sinks.plugin_feed import SinkFeed
 from runners.store.run_store import RunStore
 from runners.tasks.contract import Task
 from runners.trainer_ranks.commands import Trainer
@@ -100,6 +101,7 @@ class Campaign:
         )
         self._overlapping = False
         self._sinks = SinkFeed(config.observe.sinks, self._note_sink_failure)
+        self._trackers = TrackerFeed(config, store, self._note_sink_text)
         self._metrics_outdated = False
         """True if a write of the metrics file has failed since it was complete."""
         on_done = partial(note_final, progress)
@@ -110,15 +112,19 @@ class Campaign:
 
     async def run(self) -> None:
         """Run to the last step; raises Interrupted when asked to stop."""
+        ended_well = False
         try:
             await self._run_steps()
+            ended_well = True
         finally:
             await self._sinks.close()
+            await self._trackers.close(ended_well)
 
     async def _run_steps(self) -> None:
         done = self._enter_unrecorded_step()
         self._keep_best()  # a killed driver may have recorded an evaluation and no more
         self._write_metrics()
+        self._trackers.add(self._store.metric_rows())
         await self._evaluate(0)
         in_turns = self._config.run.steps
         if self._config.run.overlap != "none":
@@ -177,6 +183,7 @@ class Campaign:
         [row] = metrics_rows(self._store, step)
         self._progress.alarms = [Alarm(**alarm) for alarm in row[ALARMS]]
         self._sinks.add(row)
+        self._trackers.add([row])
 
     def _begin_phase(self, phase: str) -> None:
         """Show a phase, but the rollouts as long as they go on beside it."""
@@ -246,7 +253,9 @@ class Campaign:
             self._progress.add_evaluation_result(step, result)
         if step:
             self._write_metrics()
-            self._sinks.add(metrics_rows(self._store, step)[0])
+            [row] = metrics_rows(self._store, step)
+            self._sinks.add(row)
+            self._trackers.add([row])
 
     def _keep_best(self) -> None:
         """Name the best checkpoint, then delete those that are neither best nor among the newest.
@@ -282,8 +291,11 @@ class Campaign:
         self._progress.add_note(f"step {step} has the tasks of run.sampler=epoch: {error}")
 
     def _note_sink_failure(self, error: PluginFailedError) -> None:
-        self._store.event("sink_failed", {"error": str(error)})
-        self._progress.add_note(str(error))
+        self._note_sink_text(str(error))
+
+    def _note_sink_text(self, text: str) -> None:
+        self._store.event("sink_failed", {"error": text})
+        self._progress.add_note(text)
 
     def _version(self) -> int:
         """Return the weight version that the engine serves now."""

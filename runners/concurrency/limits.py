@@ -88,6 +88,11 @@ class Admission:
         """Return the number in flight; after a decrease it may exceed ``limit`` for a while."""
         return self._in_flight
 
+    @property
+    def waiting(self) -> int:
+        """Return the number of calls that wait for a place."""
+        return len(self._waiting)
+
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
         """Wait for a place and count as in flight inside this context."""

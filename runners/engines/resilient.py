@@ -203,6 +203,11 @@ class ResilientEngine:
                         async with asyncio.timeout(INTERRUPT_AGAIN_S):
                             await self._idle.wait()
 
+    @property
+    def admission(self) -> Admission:
+        """Return the limit on calls in flight, to be read."""
+        return self._admission
+
     def resume(self) -> None:
         """Start attempts again, in the order in which they waited."""
         self._open.set()

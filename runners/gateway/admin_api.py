@@ -80,9 +80,26 @@ class AdminApi:
         self._engine.resume()
         return {}
 
+    async def read_metrics(self, call: AdminCall) -> Mapping[str, Any]:
+        """Return sums over all sessions of this process; Prometheus reads gateway.metrics_port."""
+        return measure(self._registry, self._engine)
+
     async def describe(self, call: AdminCall) -> Mapping[str, Any]:
         """Return this document."""
         return describe_routes(ROUTES, AdminApi)
+
+
+def measure(registry: SessionRegistry, engine: ResilientEngine) -> dict[str, Any]:
+    """Return what a process counts, and what is under way now."""
+    admission = engine.admission
+    return {
+        "sessions": len(registry),
+        "turns_in_flight": registry.count_in_flight(),
+        "engine_calls": admission.in_flight,
+        "engine_calls_waiting": admission.waiting,
+        "engine_calls_limit": admission.limit,
+        **registry.counts.to_dict(),
+    }
 
 
 def _match(pattern: str, path: str) -> str | None:

@@ -62,5 +62,6 @@ ROUTES = (
     ),
     AdminRoute("POST", "/pause", "pause", Paused, PauseRequest),
     AdminRoute("POST", "/resume", "resume", Nothing),
+    AdminRoute("GET", "/metrics", "read_metrics", None),
     AdminRoute("GET", "/openapi.json", "describe", None),
 )

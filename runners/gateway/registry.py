@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from runners.gateway.admin_bodies import FinishRequest, SessionRequest
+from runners.gateway.monitoring.counts import GatewayCounts
 from runners.gateway.refusal import RefusalKind, Refused
 from runners.gateway.session import Session, SessionServices
 from runners.gateway.session_rollouts import RolloutPlace, SessionRollouts
@@ -89,6 +90,15 @@ class SessionRegistry:
         self._by_key: dict[str, SessionEntry] = {}
         self._creations: dict[str, asyncio.Task[SessionEntry]] = {}
         """By idempotency key; kept as long as the session, so that a late retry finds it."""
+
+    @property
+    def counts(self) -> GatewayCounts:
+        """Return the sums over all sessions."""
+        return self._services.counts
+
+    def count_in_flight(self) -> int:
+        """Return the number of turns that are being taken."""
+        return sum(entry.session.in_flight for entry in self._by_id.values())
 
     def __len__(self) -> int:
         return len(self._by_id)

@@ -20,7 +20,7 @@ from aiohttp import web
 
 from conf.sections.gateway import GatewayLimitsConfig
 from runners.engines.resilient import ResilientEngine
-from runners.gateway.admin_api import AdminApi
+from runners.gateway.admin_api import AdminApi, measure
 from runners.gateway.connections import ClientConnection, ConnectionTable, make_server
 from runners.gateway.control import BACKLOG
 from runners.gateway.dialects.contract import ParsedRequest
@@ -70,6 +70,7 @@ class GatewayServer:
         limits: GatewayLimitsConfig,
     ) -> None:
         self.registry = registry
+        self._engine = engine
         self._admin_api = AdminApi(registry, engine)
         self._admin_key = admin_key.encode()
         self._instance = secrets.token_hex(8)
@@ -95,7 +96,9 @@ class GatewayServer:
             return elsewhere or await self._route(request, only)
 
         async def handle(request: web.BaseRequest) -> web.StreamResponse:
-            return await answer_safely(request, lambda: answer(request))
+            response = await answer_safely(request, lambda: answer(request))
+            self.registry.counts.answers[str(response.status)] += 1
+            return response
 
         return make_server(handle, self._connections, only.session.budget if only else None)
 
@@ -168,15 +171,17 @@ class GatewayServer:
     async def _answer_turn(
         self, path: str, request: web.BaseRequest, session: Session, budget: RequestBudget
     ) -> web.StreamResponse:
-        parsed = await session.parse(
-            path, await read_body(request, self._limits, budget), request.headers
-        )
+        body, counts = await read_body(request, self._limits, budget), self.registry.counts
+        counts.request_bytes += sum(map(len, body))
+        parsed = await session.parse(path, body, request.headers)
         turn = session.start_turn(parsed.request, parsed.builder)
         if parsed.stream:
             return await self._stream(request, parsed, turn)
         with turn.waiting() as outcome:
             await asyncio.wait({outcome})  # not ``await outcome``: see ``waiting``
-        return json_answer(_body(outcome))
+        response = json_answer(_body(outcome))
+        counts.answer_bytes += response.content_length or 0
+        return response
 
     async def _answer_count(
         self, request: web.BaseRequest, session: Session, budget: RequestBudget
@@ -262,9 +267,14 @@ class GatewayServer:
             frames = builder.complete_stream(_body(outcome))
         except Exception as error:
             frames = builder.fail_stream(refuse_for(error), parsed.request, turn.message_id)
+        self.registry.counts.answer_bytes += len(opening) + len(frames)
         async with asyncio.timeout(self._client_s):
             await response.write_eof(frames)
         return response
+
+    async def read_metrics(self) -> dict[str, dict[str, Any]]:
+        """Return what this process counts, as the first and only one."""
+        return {"0": measure(self.registry, self._engine)}
 
     async def _admin(self, request: web.BaseRequest, method: str, path: str) -> web.StreamResponse:
         # in constant time, so that the duration of the comparison reveals nothing of the key

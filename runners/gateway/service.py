@@ -29,6 +29,7 @@ from runners.gateway.chat_template import ServerParsers
 from runners.gateway.connections import raise_descriptor_limit
 from runners.gateway.control import ControlSocket
 from runners.gateway.listening import end_connections, open_listener
+from runners.gateway.monitoring.endpoint import serve_metrics
 from runners.gateway.registry import SessionRegistry, make_key
 from runners.gateway.replicas.handed_over import serve_handed_over
 from runners.gateway.replicas.session_key import make_replica_key
@@ -111,6 +112,11 @@ async def serve(
             _listening(server, settings) as url,
             _control_socket(server, settings) as path,
             serve_handed_over(server.make_http_server, settings),
+            serve_metrics(
+                settings.metrics_port if replica is None else None,
+                server.read_metrics,
+                patience_s=settings.port_patience_s,
+            ),
         ):
             announce({"url": url, "admin_key": admin_key, "control": path, "pid": os.getpid()})
             await wait_for_any(stop, turn_log.broken)

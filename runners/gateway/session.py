@@ -14,7 +14,7 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ from runners.gateway.counters import SessionCounters
 from runners.gateway.dialects.contract import ParsedRequest, ResponseBuilder
 from runners.gateway.in_flight import InFlightTurn, completed_turn
 from runners.gateway.known_bodies import KnownBodies
+from runners.gateway.monitoring.counts import GatewayCounts
 from runners.gateway.prefix_matching import PreparedRequest, prepare_request
 from runners.gateway.refusal import (
     PROMPT_TOO_LONG,
@@ -83,6 +84,8 @@ class SessionServices:
     """Parses what is sampled, where the renderer cannot."""
     compaction_window: int | None = None
     """As ``GatewaySettings.compaction_window``."""
+    counts: GatewayCounts = field(default_factory=GatewayCounts)
+    """Sums over all sessions."""
 
 
 class Session:
@@ -129,6 +132,11 @@ class Session:
         self._storing = asyncio.Lock()
         self._routing = RoutingCapture(services.routing)
         self._compactions = CompactionWatch(session_id, services.compaction_window)
+
+    @property
+    def in_flight(self) -> int:
+        """Return the number of turns that are being taken."""
+        return len(self._in_flight)
 
     def stats(self) -> dict[str, Any]:
         """Return the counters, as JSON."""
@@ -380,9 +388,11 @@ class Session:
             return await services.engine.generate(prompt, params, rid=rid, counters=self.counters)
         except EngineError as error:
             self.counters.failed += 1
+            services.counts.failed += 1
             raise refuse_for_engine(error) from error
         except asyncio.CancelledError:  # ``InFlightTurn.abort``; the engine's client aborts there
             self.counters.aborted += 1
+            services.counts.aborted += 1
             raise
 
     def _reserve_seed(self, place: Placement) -> AbstractContextManager[SeedPlace | None]:
@@ -439,6 +449,7 @@ class Session:
     ) -> None:
         """Add a durable turn to the branches and the counters."""
         counters = self.counters
+        self._services.counts.add_turn(turn)
         self._stored_bytes += count_added(prepared.request, place)
         counters.branches[turn.branch] += turn.segment == self._branches.graph.chains
         self._branches.add_turn(turn, place, prepared, answer, response)

@@ -119,6 +119,8 @@ class GatewaySettings(BaseModel):
     """Time to wait for the store while the run's previous gateway, which is ending, holds it."""
     port_patience_s: PositiveFloat = PATIENCE_S
     """The same for the port."""
+    metrics_port: PositiveInt | None = None
+    """As in ``gateway``; the front of several processes serves it."""
     replicas: PositiveInt = 1
     """As in ``gateway``; more than 1 are served by a process of their own in front of them."""
     replica: ReplicaSettings | None = None
@@ -136,11 +138,13 @@ class GatewaySettings(BaseModel):
         adapter: str | None = None,
         version_offset: int = 0,
         keep_rollouts: bool = False,
+        monitored: bool = False,
     ) -> Self:
         """Return the settings of a gateway for the run in ``run_dir``.
 
         ``routing``: the shape to capture, None to capture none. ``adapter``, ``version_offset``: as
-        the fields.
+        the fields. ``monitored``: it serves ``gateway.metrics_port``, which one gateway at a time
+        can.
         """
         engine, limits, sampling = config.engine, config.rollout.limits, config.sampling
         own_parsers = SglangEngineConfig | SglangLaunchEngineConfig
@@ -173,5 +177,6 @@ class GatewaySettings(BaseModel):
             compaction_window=compaction_window(config.scenario),
             routing=routing,
             keep_rollouts=keep_rollouts,
+            metrics_port=config.gateway.metrics_port if monitored else None,
             replicas=config.gateway.replicas,
         )

@@ -21,11 +21,11 @@ from conf.targets import find_version, plugin_names
 from runners.export.contract import ExporterPlugin
 from runners.export.formats import FORMATS
 from runners.harnesses.contract import Harness
-from runners.observe.sinks import MetricsSink
 from runners.plugins.calls import PluginFailedError
 from runners.plugins.loading import PluginError, load_plugin
 from runners.rollouts.reward import Reward
 from runners.sandboxes.remote.provided import MachineProvider
+from runners.sinks.plugin_feed import MetricsSink
 from runners.tasks.custom_reader import DatasetReader
 from runners.tasks.graders.custom import Scorer
 from runners.tasks.task_sampler import TaskSampler

@@ -39,6 +39,7 @@ from runners.preflight.teacher_check import require_teacher
 from runners.preflight.tokenizer_check import PolicyFormat, check_tokenizer
 from runners.runtime.engine_service import list_workers
 from runners.runtime.policy import find_captured_shape
+from runners.sinks.libraries import find_sink_errors
 from runners.tasks.dataset_report import DatasetReport, Progress
 from runners.tasks.task_sets import check_sets
 from runners.training.supervised.run_examples import check_examples
@@ -72,6 +73,7 @@ def find_start_errors(
     checks: list[Callable[[Config, str | None], Iterable[AgentrlError]]]
     checks = [
         _find_plugin_errors,
+        _find_sink_errors,
         partial(_find_task_errors, show=show, note_sets=note_sets),
     ]
     if uses_policy:
@@ -88,6 +90,21 @@ def find_start_errors(
 
 def _find_plugin_errors(config: Config, benchmark: str | None) -> Iterator[AgentrlError]:
     yield from find_plugin_errors(config)
+
+
+def _find_sink_errors(config: Config, benchmark: str | None) -> Iterator[AgentrlError]:
+    yield from find_sink_errors(config)
+    observe = config.observe
+    chosen = {
+        "observe.wandb.project": observe.wandb.project,
+        "observe.mlflow.uri": observe.mlflow.uri,
+    }
+    for key, value in chosen.items():
+        if benchmark is not None and value is not None:
+            yield ConfigError(
+                f"{key}={value}: an evaluation has no steps to track: leave it out, and read "
+                "`agentrl status RUN --json`"
+            )
 
 
 def _find_task_errors(

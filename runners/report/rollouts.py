@@ -33,6 +33,7 @@ _EVENTS = {
     "regraded": "a stored patch was graded again",
     "retry": "a rollout was retried in a fresh sandbox",
     "routing_refused": "a sample with impossible routing was masked",
+    "sink_failed": "a service that gets steps or spans failed (a tracker, a collector, a plug-in)",
     "service_gone": "a process that the run needs ended",
     "teardown_failed": "a session or sandbox could not be closed",
     "unbuilt": "a rollout's samples could not be built; its reward still counts",

@@ -44,7 +44,14 @@ from runners.tasks.rollout_result import RolloutResult
 from runners.tasks.task_repositories import describe_workspace
 from runners.trajectory import ids
 from runners.trajectory.counters import STORED_COUNTERS
-from runners.trajectory.outcome import Outcome, OutcomeClass, OutcomeCode, Stage, advance
+from runners.trajectory.outcome import (
+    TEARDOWN,
+    Outcome,
+    OutcomeClass,
+    OutcomeCode,
+    Stage,
+    advance,
+)
 from runners.trajectory.record import RolloutRecord
 from runners.trajectory.session_summary import SessionSummary
 
@@ -299,7 +306,9 @@ class Attempt:
             yield sandbox
         finally:
             if sandbox is not None:
+                started = time.monotonic()
                 await self._tear_down("close sandbox", sandbox.close())
+                self._timings[TEARDOWN] = time.monotonic() - started
 
     def _harness_context(self, api_key: str) -> HarnessContext:
         deadline_s = self._context.deadlines.harness_s

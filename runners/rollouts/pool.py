@@ -47,7 +47,11 @@ class Pool:
         breaker: int,
         draining: asyncio.Event,
         on_done: Callable[[RolloutRecord], None],
+        on_attempt: Callable[[RolloutRecord], None] = lambda record: None,
     ) -> None:
+        """``on_done`` gets each final record, ``on_attempt`` that of every attempt; both when it is
+        stored.
+        """
         self._context = context
         self._store = store
         self._execute = execute
@@ -56,6 +60,7 @@ class Pool:
         self._breaker = Breaker(breaker)
         self._draining = draining
         self._on_done = on_done
+        self._on_attempt = on_attempt
 
     async def run(
         self, specs: Sequence[RolloutSpec], on_start: Callable[[], None] = lambda: None
@@ -93,6 +98,7 @@ class Pool:
             final = last or not record.outcome.meaning.retryable
             record = mark_final(record) if final else record
             self._store_record(record)
+            self._on_attempt(record)
             self._learn(result)
             if final:
                 self._on_done(record)

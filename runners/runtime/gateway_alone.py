@@ -68,6 +68,7 @@ async def serve_alone(
                     tokenizer=tokenizer,
                     routing=find_captured_shape(config, weights),
                     keep_rollouts=True,
+                    monitored=True,
                 )
                 if settings.replicas == 1:
                     hooks = make_gateway_hooks(config.faults)

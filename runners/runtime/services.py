@@ -45,6 +45,7 @@ from runners.runtime.policy import find_captured_shape
 from runners.sandboxes.backends import make_backend
 from runners.sandboxes.contract import SandboxBackend
 from runners.sandboxes.wrappers import RegisteredBackend
+from runners.sinks.otlp import open_span_feed
 from runners.store.run_store import RunStore
 from runners.tasks.capture_limits import CaptureLimits
 from runners.tasks.grading import make_grader
@@ -64,6 +65,8 @@ class Services:
     """The connection through which rollouts are written."""
     execute: Execute
     """Runs an attempt, in this process or on a node of a cluster."""
+    on_attempt: Callable[[RolloutRecord], None]
+    """Gets the record of each attempt that is over."""
 
     def make_pool(
         self,
@@ -82,6 +85,7 @@ class Services:
             breaker=config.breaker,
             draining=draining,
             on_done=on_done,
+            on_attempt=self.on_attempt,
         )
 
 
@@ -159,7 +163,13 @@ async def start_services(
             # Workers read the configuration anew, by its rules: as the user gave it.
             await executor.start(given, gateway.info, context, recorder)
             execute = executor
-        yield Services(faults.wrap_engine(served), context, rollout_store, execute)
+        spans = await exits.enter_async_context(open_span_feed(config.observe.otlp, store))
+        on_attempt = spans.add if spans is not None else _ignore
+        yield Services(faults.wrap_engine(served), context, rollout_store, execute, on_attempt)
+
+
+def _ignore(record: RolloutRecord) -> None:
+    """Take a record of which nobody is told."""
 
 
 def _make_context(
@@ -258,6 +268,7 @@ async def _start_gateway(
         routing=routing,
         adapter=adapter,
         version_offset=version_offset,
+        monitored=True,
     )
     module, sent = choose_gateway_module(config.faults, settings.model_dump(mode="json"))
     return await starter.start("gateway", module, sent, deadline_s=START_DEADLINE_S)

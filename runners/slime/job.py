@@ -47,9 +47,10 @@ def check(run_dir: Path) -> None:
     from runners.preflight.plugins import find_plugin_errors
     from runners.preflight.run_check import check_run
     from runners.preflight.start_check import refuse
+    from runners.sinks.libraries import find_sink_errors
 
     config = read_config(run_dir)
-    refuse(list(find_plugin_errors(config)))
+    refuse([*find_plugin_errors(config), *find_sink_errors(config)])
     install_harness(config.harness)
     with TemporaryDirectory(prefix="agentrl-check-") as work:
         _, found = asyncio.run(check_run(config, Path(work), report=lambda findings: None))

@@ -84,6 +84,11 @@ class Stage(StrEnum):
     END = "end"
 
 
+TEARDOWN = "teardown"
+"""Key of an attempt's timings: the seconds in which its sandbox was closed. No stage: it decides no
+outcome.
+"""
+
 TRANSITIONS: dict[Stage, frozenset[Stage]] = {
     Stage.QUEUE: frozenset({Stage.SESSION, Stage.END}),
     Stage.SESSION: frozenset({Stage.BOOT, Stage.END}),

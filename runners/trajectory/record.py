@@ -186,7 +186,7 @@ class RolloutRecord:
     trained_tokens: Annotated[int, NOT_EXPORTED]
     """Sampled tokens that have a gradient."""
     timings: dict[str, float]
-    """Seconds per stage (``outcome.Stage``), and in total."""
+    """Seconds per stage (``outcome.Stage``), of the teardown, and in total."""
     final_message: str
     """Last message of the agent."""
     patch: str

@@ -12,10 +12,10 @@ from runners.export.contract import ExportedRollout, ExportedRun, ExporterPlugin
 from runners.gateway.client import GatewayError
 from runners.gateway.gateway_client import AttachedSession, FinishedSession, GatewayClient
 from runners.harnesses.contract import Harness, HarnessContext, HarnessResult
-from runners.observe.sinks import MetricsSink
 from runners.rollouts.reward import Reward, RewardParts
 from runners.sandboxes.contract import CommandResult, Sandbox, SandboxError
 from runners.sandboxes.remote.provided import MachineProvider, MachineRequest
+from runners.sinks.plugin_feed import MetricsSink
 from runners.store.campaign_tables import EvaluationRow, StepRow
 from runners.tasks.contract import DecidingTest, Patch, Task, Verdict, VerdictKind
 from runners.tasks.curriculum import Curriculum

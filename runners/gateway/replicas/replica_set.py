@@ -15,9 +15,12 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from itertools import count
 from pathlib import Path
 from typing import Any
+
+import orjson
 
 from conf.errors import AgentrlError
 from runners.concurrency.task_group import task_group
@@ -36,7 +39,7 @@ START_S = 120.0
 """Each loads the tokenizer; on a small machine all of them do so at once."""
 STOP_S = 4.0
 """For each step of ending one: before the driver, which gives the front twice 5 s, kills it."""
-PAUSE, RESUME = f"{ADMIN}pause", f"{ADMIN}resume"
+PAUSE, RESUME, METRICS = f"{ADMIN}pause", f"{ADMIN}resume", f"{ADMIN}metrics"
 RESTARTS = 5
 RESTARTS_S = 600.0
 """More restarts than this in this time are no accidents: the gateway ends."""
@@ -158,6 +161,20 @@ class ReplicaSet:
         headers |= {"authorization": f"Bearer {self._admin_key}"}
         headers |= {"content-type": "application/json"}
         return await self._forwarder.call("POST", replica.url + path, body, headers)
+
+    async def read_metrics(self) -> dict[str, dict[str, Any]]:
+        """Return what each process that is there counts, by its number."""
+        live = [replica for replica in self.all if replica.url]
+        headers = {"authorization": f"Bearer {self._admin_key}"}
+        calls = (
+            self._forwarder.call("GET", f"{replica.url}{METRICS}", b"", headers) for replica in live
+        )
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        return {
+            str(replica.number): orjson.loads(answer[1])
+            for replica, answer in zip(live, answers, strict=True)
+            if not isinstance(answer, BaseException) and answer[0] == HTTPStatus.OK
+        }
 
     async def pause(self, body: bytes) -> list[tuple[int, bytes]]:
         """Pause all that are there, and each that is started from now on; return their answers."""

@@ -19,6 +19,7 @@ from runners.concurrency.first_event import wait_for_any
 from runners.gateway.connections import raise_descriptor_limit
 from runners.gateway.control import ControlSocket
 from runners.gateway.listening import end_connections, open_listener
+from runners.gateway.monitoring.endpoint import serve_metrics
 from runners.gateway.replicas.forwarding import Forwarder
 from runners.gateway.replicas.front import Front
 from runners.gateway.replicas.front_server import FrontServer
@@ -74,6 +75,11 @@ async def serve_replicas(
         # before the front closes, so that running turns can be answered
         exits.push_async_callback(replicas.stop)
         await replicas.start(await exits.enter_async_context(_listen_for_replicas(http, settings)))
+        await exits.enter_async_context(
+            serve_metrics(
+                settings.metrics_port, replicas.read_metrics, patience_s=settings.port_patience_s
+            )
+        )
         control = ControlSocket(lambda *delivered: _deliver(replicas, *delivered))
         exits.push_async_callback(control.close)
         control.start()

@@ -15,7 +15,7 @@ from runners.store.store_error import StoreError
 from runners.tasks.contract import Task, Verdict
 from runners.tasks.rollout_result import Grader, RolloutResult
 from runners.testing.completions import Completion
-from runners.trajectory.outcome import OutcomeCode, Stage
+from runners.trajectory.outcome import TEARDOWN, OutcomeCode, Stage
 from runners.trajectory.record import RolloutRecord
 from runners.trajectory.session_summary import FinishReason
 from tests.fakes.rollout_parts import PatchGrader
@@ -60,7 +60,7 @@ async def test_a_solved_attempt_went_through_every_stage(
         assert record.outcome.code is OutcomeCode.POLICY_FINISHED
         assert (record.solved, record.final_message, record.turns) == (True, "done", 2)
         assert record.tool_turns == 2, "the session's summary reached where it was graded"
-        assert set(record.timings) == {*Stage, "total"} - {Stage.END}
+        assert set(record.timings) == {*Stage, TEARDOWN, "total"} - {Stage.END}
         assert record.timings["queue"] >= 0.5
         assert "+    return a + b" in record.patch
         assert record.extra.get("node") == (None if where == "here" else "node/1")

@@ -20,7 +20,7 @@ from runners.sandboxes.contract import Sandbox, SandboxError
 from runners.store.store_error import StoreError
 from runners.tasks.contract import DecidingTest, Task, Verdict, VerdictKind
 from runners.trajectory.graph import build_segments
-from runners.trajectory.outcome import TRANSITIONS, OutcomeClass, OutcomeCode, Stage
+from runners.trajectory.outcome import TEARDOWN, TRANSITIONS, OutcomeClass, OutcomeCode, Stage
 from tests.fakes.rollout_parts import CallingHarness, HostileError, make_result
 from tests.runners.rollouts.world import world
 
@@ -40,7 +40,7 @@ async def test_a_good_rollout_is_graded_rewarded_and_kept_token_for_token(
         assert "answer 0" in record.patch
         chains = build_segments(here.store.turns(record.session_id))
         assert sum(int(chain.loss_mask.sum()) for chain in chains) == record.sampled_tokens > 0
-        assert set(record.timings) == {*TRANSITIONS, "total"} - {Stage.END}
+        assert set(record.timings) == {*TRANSITIONS, TEARDOWN, "total"} - {Stage.END}
 
 
 async def test_the_grader_sees_the_outcome_and_what_was_on_the_wire(

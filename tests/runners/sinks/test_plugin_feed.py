@@ -10,9 +10,9 @@ import pytest
 
 from conf.compose import compose
 from conf.errors import ConfigError
-from runners.observe.sinks import SinkFeed
 from runners.plugins.calls import PluginFailedError
 from runners.plugins.loading import PluginError
+from runners.sinks.plugin_feed import SinkFeed
 
 SOURCE = """
 import asyncio, json, time

@@ -1,0 +1,72 @@
+"""Display, metrics files, diagnostics, and what is sent to trackers and collectors."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from conf.sections.plugin import PluginConfig, by_name
+from conf.sections.section import BaseUrl, Section
+
+
+def _check_store(uri: str) -> str:
+    if not uri.strip() or any(sign in uri for sign in "@?#"):
+        raise ValueError(
+            "must hold no user, password or query, since the configuration is stored and shown: "
+            "MLflow reads MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD and "
+            "MLFLOW_TRACKING_TOKEN"
+        )
+    return uri
+
+
+class WandbConfig(Section):
+    """Steps as a run of Weights & Biases; the key of the account is ``WANDB_API_KEY``."""
+
+    project: str | None
+    """null: nothing is sent there."""
+    entity: str | None
+    """Team or user; null: the account's own."""
+    name: str | None
+    """Name of the run; null: that of its directory."""
+    mode: Literal["online", "offline"]
+    """offline: files in the run directory, which ``wandb sync`` sends later."""
+
+
+class MlflowConfig(Section):
+    """Steps as a run of MLflow; credentials are MLflow's own environment variables."""
+
+    uri: Annotated[str, AfterValidator(_check_store)] | None
+    """Tracking server or store; null: nothing is sent there."""
+    experiment: str
+    """It is created if it is not there."""
+    name: str | None
+    """Name of the run; null: that of its directory."""
+
+
+class OtlpConfig(Section):
+    """Spans of rollouts, to an OpenTelemetry collector (OTLP over HTTP)."""
+
+    url: BaseUrl | None
+    """Base URL of the collector; null: nothing is sent."""
+
+
+class ObserveConfig(Section):
+    """Display, metrics files and diagnostics."""
+
+    dashboard: Literal["auto", "on", "off"]
+    """auto: only if stderr is a terminal."""
+    tensorboard: bool
+    wandb: WandbConfig
+    mlflow: MlflowConfig
+    otlp: OtlpConfig
+    sinks: tuple[Annotated[PluginConfig, by_name("sinks")], ...]
+    """Plug-ins that receive each step's metrics."""
+    watchdog_s: Annotated[float, Field(ge=0)]
+    """Seconds after which a blocked event loop (driver, gateway, engine) is described in a file; 0:
+    off.
+    """
+    stuck_s: Annotated[float, Field(ge=0)]
+    """Seconds without progress (a stage, a turn) after which an attempt is described in a file; 0:
+    off. It is not ended: deadlines do that.
+    """

@@ -1,0 +1,89 @@
+"""Serve ``GET /metrics`` on a port of its own, on loopback, behind a key.
+
+The port of the agents has no such endpoint: what the policy can reach there tells it nothing of
+other sessions. The key lies in the user's cache, where a scraper reads it (``credentials_file``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import os
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from conf.cache import cache_root
+from runners.gateway.http_answers import key_of
+from runners.gateway.listening import GatewayFailed, end_connections
+from runners.gateway.monitoring.exposition import write_exposition
+from runners.processes.ports import BACKLOG, listen
+
+ReadCounts = Callable[[], Awaitable[Mapping[str, Mapping[str, Any]]]]
+"""Returns what each process of the gateway has counted, by its number."""
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+HOST = "127.0.0.1"
+READ_S = 5.0
+
+
+@asynccontextmanager
+async def serve_metrics(
+    port: int | None, read: ReadCounts, *, patience_s: float
+) -> AsyncIterator[None]:
+    """Serve while the block runs; None: serve nothing. Raises GatewayFailed."""
+    if port is None:
+        yield
+        return
+    key = load_key().encode()
+    try:
+        sock = await asyncio.to_thread(listen, HOST, port, patience_s=patience_s)
+    except OSError as error:
+        raise GatewayFailed(
+            f"gateway.metrics_port={port} cannot be listened on ({error}): choose another, or null"
+        ) from error
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        given = key_of(request.headers).encode("utf-8", "surrogateescape")
+        if not hmac.compare_digest(given, key):
+            return web.Response(status=401, headers={"www-authenticate": "Bearer"})
+        if request.path != "/metrics" or request.method != "GET":
+            return web.Response(status=404, text="GET /metrics\n")
+        async with asyncio.timeout(READ_S):
+            body = write_exposition(await read())
+        return web.Response(body=body, headers={"content-type": TEXT})
+
+    http = web.Server(answer)
+    listener = await asyncio.get_running_loop().create_server(http, sock=sock, backlog=BACKLOG)
+    try:
+        yield
+    finally:
+        listener.close()
+        await end_connections(http)
+
+
+def key_path() -> Path:
+    """Return the file of the user's key, one for all runs."""
+    return cache_root() / "gateway" / "metrics.key"
+
+
+def load_key() -> str:
+    """Return the key, made at the first time; raises GatewayFailed."""
+    path = key_path()
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with os.fdopen(handle, "w") as file:
+                file.write(secrets.token_urlsafe(32))
+        key = path.read_text("ascii").strip()
+        if len(key) < 20 or path.stat().st_mode & 0o077:
+            raise ValueError("it is no secret: delete it, then retry")
+    except (OSError, ValueError) as error:
+        raise GatewayFailed(
+            f"{path}, the key of gateway.metrics_port, is unusable: {error}"
+        ) from error
+    return key

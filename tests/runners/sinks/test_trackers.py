@@ -1,0 +1,229 @@
+"""W&B and MLflow get each step once, also when the run is resumed; their own libraries write."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf.compose import compose
+from conf.errors import ConfigError
+from runners.sinks import libraries
+from runners.sinks.libraries import find_sink_errors
+from runners.sinks.mlflow_tracker import name_metrics
+from runners.sinks.open_trackers import TrackerFeed
+from runners.sinks.step_entries import split_row
+from runners.store.run_store import RunStore
+
+BLOCK, FULL, LAST = 1 << 15, 1, 4
+"""Of LevelDB's format of logs."""
+SETS = {"train/solve_rate": 0.5, "train/solve_rate/easy": 0.75}
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    return tmp_path / "first-run"
+
+
+def finish_step(store: RunStore, step: int, measured: float | None = None) -> list[dict[str, Any]]:
+    """Return the lines that a campaign sends for a step, and once more when it was measured."""
+    store.begin_step(step, [])
+    store.finish_step(step, {"loss/policy": step / 8, "policy/kl": None, **SETS})
+    rows = store.metric_rows(step)
+    if measured is None:
+        return rows
+    store.finish_evaluation(step, {"solve_rate": measured, "pass@2": measured + 0.125})
+    return rows + store.metric_rows(step)
+
+
+async def execute(run_dir: Path, settings: list[str], steps: range, ended_well: bool) -> list[str]:
+    """Track some steps as an execution of the run does; return what it was told."""
+    config, told = compose(settings), list[str]()
+    store = (
+        RunStore.open(run_dir)
+        if run_dir.exists()
+        else RunStore.create(run_dir, config.model_dump(mode="json"))
+    )
+    with store:
+        if steps.start == 1:
+            store.finish_evaluation(0, {"solve_rate": 0.25, "pass@2": 0.375})
+        feed = TrackerFeed(config, store, told.append)
+        feed.add(store.metric_rows())
+        for step in steps:
+            feed.add(finish_step(store, step, 0.5 if step % 2 == 0 else None))
+        await feed.close(ended_well)
+        await asyncio.sleep(0)
+    return told
+
+
+def read_records(file: Path) -> Iterator[bytes]:
+    """Yield the records of W&B's file: a log of LevelDB after a header of 7 bytes."""
+    data, at, parts = file.read_bytes(), 7, list[bytes]()
+    while at + 7 <= len(data):
+        if BLOCK - at % BLOCK < 7:
+            at += BLOCK - at % BLOCK  # no header fits in there
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, at)
+        parts.append(data[at + 7 : at + 7 + length])
+        at += 7 + length
+        if kind in (FULL, LAST):
+            yield b"".join(parts)
+            parts.clear()
+
+
+def read_wandb(folder: Path) -> list[dict[str, Any]]:
+    """Return the history rows in the files that W&B wrote."""
+    from wandb.proto import wandb_internal_pb2
+
+    rows = []
+    for file in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
+        for text in read_records(file):
+            record = wandb_internal_pb2.Record()  # type: ignore[attr-defined]
+            record.ParseFromString(text)
+            if record.WhichOneof("record_type") == "history":
+                items = {
+                    "/".join(item.nested_key) or item.key: json.loads(item.value_json)
+                    for item in record.history.item
+                }
+                rows.append({"run": file.stem.removeprefix("run-"), **items})
+    return rows
+
+
+async def test_wandb_goes_on_with_the_same_run_and_has_each_step_once(run_dir: Path) -> None:
+    pytest.importorskip("wandb")
+    settings = ["observe.wandb.project=mine", "observe.wandb.mode=offline"]
+    assert await execute(run_dir, settings, range(1, 4), ended_well=False) == []
+    assert await execute(run_dir, settings, range(4, 6), ended_well=True) == []
+    rows = read_wandb(run_dir / "trackers")
+    assert len({row["run"] for row in rows}) == 1
+    assert [row["_step"] for row in rows] == [1, 2, 4, 5, 6, 8, 9, 10]
+    assert [row["step"] for row in rows] == [0, 1, 2, 2, 3, 4, 4, 5]
+    losses = [(row["step"], row["loss/policy"]) for row in rows if "loss/policy" in row]
+    assert losses == [(step, step / 8) for step in range(1, 6)]
+    rates = [(row["step"], row["eval/solve_rate"]) for row in rows if "eval/solve_rate" in row]
+    assert rates == [(0, 0.25), (2, 0.5), (4, 0.5)]
+
+
+@pytest.fixture
+def store_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    return (tmp_path / "mlruns").as_uri()
+
+
+async def test_mlflow_goes_on_with_the_same_run_and_has_each_step_once(
+    run_dir: Path, store_of_files: str
+) -> None:
+    from mlflow.tracking import MlflowClient
+
+    settings = [f"observe.mlflow.uri={store_of_files}", "observe.mlflow.experiment=mine"]
+    assert await execute(run_dir, settings, range(1, 4), ended_well=False) == []
+    client = MlflowClient(tracking_uri=store_of_files)
+    experiment = client.get_experiment_by_name("mine")
+    assert experiment is not None
+    [run] = client.search_runs([experiment.experiment_id])
+    assert (run.info.status, run.info.run_name) == ("FAILED", "first-run")
+    assert await execute(run_dir, settings, range(4, 6), ended_well=True) == []
+    [run] = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.data.params["trainer.kind"] == "local"
+
+    def history(name: str) -> list[tuple[int, float]]:
+        points = client.get_metric_history(run.info.run_id, name)
+        return [(point.step, point.value) for point in points]
+
+    assert history("loss/policy") == [(step, step / 8) for step in range(1, 6)]
+    assert history("train/solve_rate.easy") == [(step, 0.75) for step in range(1, 6)]
+    assert history("eval/pass_2") == [(0, 0.375), (2, 0.625), (4, 0.625)]
+    assert "policy/kl" not in run.data.metrics
+
+
+async def test_a_tracker_that_is_away_is_named_once_and_gets_its_steps_after_a_resume(
+    run_dir: Path, store_of_files: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow.tracking import MlflowClient
+
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "2")
+    away = ["observe.mlflow.uri=http://127.0.0.1:9"]
+    told = await execute(run_dir, away, range(1, 4), ended_well=True)
+    assert "mlflow fails, the run goes on: MlflowException" in told[0]
+    assert told[1:] == [
+        "mlflow: 5 entries were not delivered; a resumed run sends the steps that are missing"
+    ]
+    back = [f"observe.mlflow.uri={store_of_files}"]
+    assert await execute(run_dir, back, range(4, 5), ended_well=True) == []
+    client = MlflowClient(tracking_uri=store_of_files)
+    [run] = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    history = client.get_metric_history(run.info.run_id, "loss/policy")
+    assert [point.step for point in history] == [1, 2, 3, 4]
+
+
+def test_an_evaluation_is_an_entry_at_the_step_of_its_policy() -> None:
+    row = {
+        "step": 1,
+        "train/reward_mean": 0.5,
+        "eval/step": 0,
+        "eval/solve_rate": 0.25,
+        "alarms": [],
+    }
+    entries = split_row(row, {("train", 1): 7.0})
+    assert [(each.part, each.step, each.at) for each in entries] == [
+        ("eval", 0, 0.0),
+        ("train", 1, 7.0),
+    ]
+    assert [each.values for each in entries] == [
+        {"eval/solve_rate": 0.25},
+        {"train/reward_mean": 0.5},
+    ]
+
+
+def test_names_that_mlflow_refuses_or_cannot_store_are_written_otherwise() -> None:
+    values = {"eval/pass@2": 1.0, "a": 2.0, "a/b c": 3.0, "x/y": 4.0}
+    assert list(name_metrics(values, values)) == ["eval/pass_2", "a", "a.b c", "x/y"]
+
+
+def test_a_library_that_is_not_installed_is_named_with_its_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(libraries, "find_spec", lambda name: None)
+    config = compose(
+        [
+            *("observe.wandb.project=p", "observe.mlflow.uri=http://m:1"),
+            *("observe.otlp.url=http://o:1", "gateway.metrics_port=0"),
+        ]
+    )
+    found = list(map(str, find_sink_errors(config)))
+    assert [text.split("'")[1] for text in found] == [
+        *("agentrl[wandb]", "agentrl[mlflow]", "agentrl[otel]", "agentrl[otel]"),
+        "agentrl[prometheus]",
+    ]
+    assert list(find_sink_errors(compose([]))) == []
+
+
+def test_a_store_that_cannot_be_used_and_an_account_that_is_not_there_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("mlflow")
+    pytest.importorskip("wandb")
+    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "MLFLOW_ALLOW_FILE_STORE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    config = compose(["observe.wandb.project=p", f"observe.mlflow.uri={tmp_path.as_uri()}"])
+    account, store = map(str, find_sink_errors(config))
+    assert "set WANDB_API_KEY" in account
+    assert "maintenance mode" in store
+    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password key\n")
+    (tmp_path / "netrc").chmod(0o600)
+    assert list(find_sink_errors(compose(["observe.wandb.project=p"]))) == []
+
+
+@pytest.mark.parametrize("key", ["observe.mlflow.uri", "observe.otlp.url"])
+def test_addresses_hold_no_secrets(key: str) -> None:
+    with pytest.raises(ConfigError, match="must hold no user, password"):
+        compose([f"{key}=http://user:word@host:1"])
