@@ -195,7 +195,7 @@ def test_a_library_that_is_not_installed_is_named_with_its_extra(
     config = compose(
         [
             *("observe.wandb.project=p", "observe.mlflow.uri=http://m:1"),
-            *("observe.otlp.url=http://o:1", "gateway.metrics_port=0"),
+            *("observe.otlp.url=http://o:1", "gateway.metrics_port=9400"),
         ]
     )
     found = list(map(str, find_sink_errors(config)))
