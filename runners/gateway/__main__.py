@@ -25,9 +25,9 @@ from runners.processes.service import announce, receive_settings, wait_for_paren
 _log = logging.getLogger(__name__)
 
 COLLECTIONS = (700, 10, 100)
-"""Thresholds of the garbage collector (``gc.set_threshold``). The last is ten times Python's: a full
-collection walks through all that the sessions hold, 80 ms of 1,000 sessions with four turns each,
-and nearly nothing needs one: what a failed turn's traceback holds.
+"""Thresholds of the garbage collector (``gc.set_threshold``). The last is ten times Python's: a
+full collection walks through all that the sessions hold, 80 ms of 1,000 sessions with four turns
+each, and nearly nothing needs one: what a failed turn's traceback holds.
 """
 
 SWITCH_S = 0.0005
