@@ -6,9 +6,11 @@ A turn that adds 40 tokens to a history of 250 to 3,900, answered by one token: 
 processor time, with the history in the prefix cache and with an empty cache.
 
 Sixteen sessions of 400 tokens sample while weights change; gaps are those between two tokens of one
-request in processor time of the process, the longest of all requests, the median of several
-changes: without a change, with weights that are loaded in flight, and with requests held while they
-are loaded.
+request, the longest of all requests, the median of several changes: without a change, with weights
+that are loaded in flight, and with requests held while they are loaded. ``cpu`` is processor time
+of the thread that computes tokens, which other programs hardly change, but which does not count
+what the thread waits for; ``wall`` is by the clock. ``steps_…`` is the longest gap over the usual
+one: a change without a pause is one of a few steps.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -24,6 +25,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from runners.engines.embedded.buffers import FloatArray
 from runners.engines.embedded.core import EngineCore
 from runners.engines.embedded.model import Qwen3Moe
 from runners.engines.embedded.request import Request, RequestSampling
@@ -83,17 +85,21 @@ def measure_turns(model: Path) -> list[dict[str, float]]:
     return rows
 
 
+Times = dict[str, list[tuple[float, float]]]
+"""Processor time of the worker and time by the clock, in seconds, of each request's tokens."""
+
+
 class TimedCore(EngineCore):
     """An engine that notes when each request got a token."""
 
-    def watch(self) -> dict[str, list[float]]:
+    def watch(self) -> Times:
         """Return the times of each request's tokens from now on, which the worker adds to."""
-        times: dict[str, list[float]] = {}
+        times: Times = {}
         scheduler, step = self._scheduler, type(self._scheduler).step
 
         def timed() -> None:
             step(scheduler)
-            now, rows = time.process_time(), scheduler.rows
+            now, rows = (time.thread_time(), time.perf_counter()), scheduler.rows
             for request in rows.requests[: rows.decoding]:
                 times.setdefault(request.rid, []).append(now)
 
@@ -101,34 +107,52 @@ class TimedCore(EngineCore):
         return times
 
 
-async def measure_gaps(models: tuple[Path, Path], changes: int) -> dict[str, float]:
-    """Return milliseconds of the longest gap for each way, and of the median one."""
+async def measure_gaps(models: tuple[Path, Path], changes: int) -> list[dict[str, float | str]]:
+    """Return the usual gap of every way in ms, and the longest around a change."""
     core = TimedCore(models[0], max_context_tokens=CONTEXT)
-    times, gaps, usual = core.watch(), {way: list[float]() for way in WAYS}, list[float]()
-    tasks = [
-        asyncio.create_task(core.run(str(index), draw(index, PROMPT), RequestSampling(OUTPUT)))
-        for index in range(SESSIONS)
-    ]
-    await asyncio.sleep(1)
-    for number in range(changes * len(WAYS)):
-        way = WAYS[number % len(WAYS)]
-        times.clear()
-        await asyncio.sleep(0.1)
-        if way == "in flight":
-            await core.switch_weights(models[number % 2], number, retract=True)
-        elif way == "held":
-            await core.pause("retract")
-            await core.switch_weights(models[number % 2], number)
-            await core.resume()
-        await asyncio.sleep(0.4)
-        found = [1e3 * gap for at in list(times.values()) for gap in np.diff(at)]
-        gaps[way].append(max(found))
-        usual.append(statistics.median(found))
-    await core.abort(lambda rid: True)
-    await asyncio.gather(*tasks)
+    times = core.watch()
+    longest: dict[str, list[FloatArray]] = {way: [] for way in WAYS}
+    usual: list[FloatArray] = []
+    for number in range(changes):
+        # anew, so that every change finds sessions of the same length
+        tasks = [
+            asyncio.create_task(core.run(f"{index}", draw(index, PROMPT), RequestSampling(OUTPUT)))
+            for index in range(SESSIONS)
+        ]
+        await asyncio.sleep(1)
+        for way in WAYS:
+            times.clear()
+            await asyncio.sleep(0.1)
+            if way == "in flight":
+                await core.switch_weights(models[number % 2], number, retract=True)
+            elif way == "held":
+                await core.pause("retract")
+                await core.switch_weights(models[number % 2], number)
+                await core.resume()
+            await asyncio.sleep(0.4)
+            found = [1e3 * np.diff(at, axis=0) for at in list(times.values()) if len(at) > 1]
+            gaps = np.concatenate(found)
+            longest[way].append(gaps.max(0))
+            usual.append(np.median(gaps, axis=0))
+        await core.abort(lambda rid: True)
+        await asyncio.gather(*tasks)
     await core.close()
-    longest = {f"longest_{way}": round(statistics.median(of), 1) for way, of in gaps.items()}
-    return {"median": round(statistics.median(usual), 1), **longest}
+    cpu, wall = np.median(usual, axis=0)
+    rows: list[dict[str, float | str]] = []
+    for way, several in longest.items():
+        most_cpu, most_wall = np.median(several, axis=0)
+        rows.append(
+            {
+                "weights": way,
+                "usual_cpu_ms": round(cpu, 1),
+                "longest_cpu_ms": round(most_cpu, 1),
+                "steps_cpu": round(most_cpu / cpu, 1),
+                "usual_wall_ms": round(wall, 1),
+                "longest_wall_ms": round(most_wall, 1),
+                "steps_wall": round(most_wall / wall, 1),
+            }
+        )
+    return rows
 
 
 def main() -> None:
@@ -145,9 +169,8 @@ def main() -> None:
         )
         turns = measure_turns(models[0])
         gaps = asyncio.run(measure_gaps(models, args.changes))
-    for row in turns:
+    for row in [*turns, *gaps]:
         print("  ".join(f"{name} {value:>6}" for name, value in row.items()))
-    print("gaps in ms: ", "  ".join(f"{name} {value}" for name, value in gaps.items()))
     print(json.dumps({"benchmark": "engine_turns", "turns": turns, "gaps": gaps}))
 
 

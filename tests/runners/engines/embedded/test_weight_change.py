@@ -14,7 +14,7 @@ from runners.engines.embedded.attention import KvStore
 from runners.engines.embedded.model import PackedStep, Qwen3Moe
 from runners.engines.embedded.request import Request, RequestResult, RequestSampling
 from runners.engines.embedded.scheduler import Scheduler
-from runners.engines.embedded.weight_change import MIN_GAIN, SLICE_TOKENS
+from runners.engines.embedded.weight_change import MAX_SPANS, MIN_GAIN, SLICE_TOKENS
 from runners.engines.embedded.weights import load_weights
 from runners.trajectory.record import IdArray
 
@@ -23,14 +23,16 @@ Models = tuple["CountingModel", "CountingModel"]
 
 
 class CountingModel(Qwen3Moe):
-    """A model that notes how many tokens each of its steps has."""
+    """A model that notes how many tokens and spans each of its steps has."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(load_weights(directory), CONTEXT)
         self.steps: list[int] = []
+        self.spans: list[int] = []
 
     def forward(self, step: PackedStep, kv: KvStore) -> tuple[Tensor, NDArray[np.int16]]:
         self.steps.append(len(step.tokens))
+        self.spans.append(len(step.spans))
         return super().forward(step, kv)
 
 
@@ -165,6 +167,18 @@ def test_a_prefix_of_several_rows_is_computed_once_by_the_new_weights(models: Mo
     start(scheduler, [np.concatenate([shared, draw(1 + i, 10)]) for i in range(8)], 200)
     step_until(scheduler, change(scheduler, models[1]), lambda step: None)
     assert sum(models[1].steps) < 300 + 8 * 60
+
+
+def test_rows_that_miss_a_few_tokens_are_caught_up_with_together(models: Models) -> None:
+    scheduler = schedule(models[0])
+    requests = start(scheduler, [draw(1 + i, 40 + 20 * i) for i in range(12)], 200)
+    done = change(scheduler, models[1])
+    step_until(scheduler, done, lambda step: None)
+    assert max(models[1].spans) <= MAX_SPANS
+    assert 12 in models[1].steps
+    finish(scheduler)
+    for request in requests:
+        assert_exact(request, models)
 
 
 def test_prefixes_stay_cached_when_weights_have_changed(models: Models) -> None:
