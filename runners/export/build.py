@@ -14,6 +14,7 @@ import numpy as np
 
 from runners.export.contract import ExportedRollout, ExportedRun
 from runners.export.derive import fill
+from runners.export.masked import find_masked
 from runners.export.trajectory import (
     SCHEMA_VERSION,
     OutcomePart,
@@ -46,6 +47,7 @@ def build_trajectory(
     prompt = _first_prompt(graph, turns)
     has_ids = all(turn.has_ids for turn in turns)
     sampled = sum(turn.output_tokens for turn in turns)
+    masked = find_masked(record, chains, run.config)
     text = run.decode(prompt.tolist()) if run.decode else None
     trajectory = fill(
         Trajectory,
@@ -62,7 +64,9 @@ def build_trajectory(
         messages=join_messages(path),
         tools=offered,
         raw_prompt={"ids": prompt, "text": text},
-        segments=[_segment(chain) for chain in chains],
+        segments=[
+            _segment(chain, turns[chain.own_turns[-1]], masked.get(chain.index)) for chain in chains
+        ],
         branches=[_branch(chain, turns, offered) for chain in chains],
         turns=[fill(TurnPart, turn, routed=turn.index in routed) for turn in turns],
         tokens={
@@ -92,10 +96,12 @@ def _first_prompt(graph: TurnGraph, turns: list[Turn]) -> IdArray:
     return first.tokens()[: first.length - len(turns[first.index].output_ids)]
 
 
-def _segment(chain: Segment) -> dict[str, Any]:
-    return {name: getattr(chain, name) for name in SegmentPart.model_fields} | {
-        "loss_mask": chain.loss_mask.astype(np.uint8)
-    }
+def _segment(chain: Segment, last: Turn, masked: str | None) -> dict[str, Any]:
+    own = {"finish_reason": last.finish_reason, "masked": masked}
+    return {
+        name: own[name] if name in own else getattr(chain, name)
+        for name in SegmentPart.model_fields
+    } | {"loss_mask": chain.loss_mask.astype(np.uint8)}
 
 
 def _branch(chain: Segment, turns: list[Turn], offered: list[dict[str, Any]]) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def build_turn_graph(rollout: ExportedRollout, *, tokens: bool = True) -> dict[s
         **{key: value for key, value in trajectory.items() if key not in left_out},
         "chains": [
             {key: branch[key] for key in branch if key not in ("messages", "tools")}
-            | {"own_turns": segment["own_turns"]}
+            | {name: segment[name] for name in ("own_turns", "finish_reason", "masked")}
             for branch, segment in zip(trajectory["branches"], trajectory["segments"], strict=True)
         ],
         "turns": [

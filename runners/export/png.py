@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from runners.export.contract import AddRollout, ExportedRollout, ExportedRun
-from runners.observe.png_charts import END_COLOURS, draw_swimlane, style_axes
+from runners.observe.png_charts import END_COLOURS, HATCH, draw_swimlane, style_axes
 from runners.observe.swimlane import AttemptSpans, Span, lay_out, name_end, without_texts
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ class _Column:
     rewards: list[float] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
     tokens: Counter[str] = field(default_factory=Counter)
+    """Sampled tokens by kind of their chain, without those of ``masked``."""
+    masked: Counter[str] = field(default_factory=Counter)
+    """Those that are not in the loss."""
 
     def add(self, rollout: ExportedRollout) -> None:
         """Add a rollout."""
@@ -50,13 +54,14 @@ class _Column:
         self.outcomes[name_end(record)] += 1
         if record.reward is not None and record.outcome.meaning.reward_counts:
             self.rewards.append(record.reward)
-        for chain in rollout.chains:
-            self.tokens[chain.kind] += int(chain.loss_mask.sum())
+        for chain, segment in zip(rollout.chains, rollout.trajectory["segments"], strict=True):
+            counts = self.tokens if segment["masked"] is None else self.masked
+            counts[chain.kind] += int(chain.loss_mask.sum())
 
     def merged(self, name: str) -> _Column:
         """Return the same sums, with the rewards reduced to their mean."""
         mean = [float(np.mean(self.rewards))] if self.rewards else []
-        return _Column(name, mean, self.outcomes, self.tokens)
+        return _Column(name, mean, self.outcomes, self.tokens, self.masked)
 
 
 @dataclass(slots=True)
@@ -72,8 +77,18 @@ class _Step:
     def add(self, rollout: ExportedRollout) -> None:
         """Add a rollout."""
         record = rollout.record
+        segments = rollout.trajectory["segments"]
+        masked = {part["index"] for part in segments if part["masked"] is not None}
         calls = [
-            Span(turn.branch, turn.started_at, turn.total_s, turn.thread) for turn in rollout.turns
+            Span(
+                turn.branch,
+                turn.started_at,
+                turn.total_s,
+                turn.thread,
+                masked=turn.segment in masked,
+                cut=turn.finish_reason != "stop",
+            )
+            for turn in rollout.turns
         ]
         self.attempts.append(AttemptSpans(without_texts(record), stages=(), calls=calls))
         self.groups.setdefault(record.group, _Column(str(record.group))).add(rollout)
@@ -143,9 +158,12 @@ def _stacked(plots: Sequence[Axes], columns: Sequence[_Column], of: str) -> None
         rewards.scatter(dots[:, 0], dots[:, 1], s=12, color="#8593a8", alpha=0.6, label="rollout")
     rewards.set_ylabel("reward")
     rewards.margins(y=0.15)
-    _bars(outcomes, [column.outcomes for column in columns], END_COLOURS)
+    below = np.zeros(len(columns))
+    _bars(outcomes, [column.outcomes for column in columns], END_COLOURS, below)
     outcomes.set_ylabel("rollouts")
-    _bars(tokens, [column.tokens for column in columns], _SEGMENTS)
+    below = np.zeros(len(columns))
+    _bars(tokens, [column.tokens for column in columns], _SEGMENTS, below)
+    _bars(tokens, [column.masked for column in columns], _SEGMENTS, below, masked=True)
     tokens.set_ylabel("sampled tokens")
     every = max(1, len(columns) // 40)
     for axes in plots:
@@ -156,11 +174,24 @@ def _stacked(plots: Sequence[Axes], columns: Sequence[_Column], of: str) -> None
     tokens.set_xlabel(of)
 
 
-def _bars(axes: Axes, counts: Sequence[Counter[str]], colours: dict[str, str]) -> None:
-    below, width = np.zeros(len(counts)), 0.7 * min(1.0, len(counts) / 8)
+def _bars(
+    axes: Axes,
+    counts: Sequence[Counter[str]],
+    colours: dict[str, str],
+    below: NDArray[np.float64],
+    *,
+    masked: bool = False,
+) -> None:
+    """Stack bars on ``below``, which grows by them; hatch what is masked."""
+    width = 0.7 * min(1.0, len(counts) / 8)
     for name, colour in colours.items():
         heights = np.array([count[name] for count in counts], np.float64)
         if heights.any():
-            at = np.arange(len(counts))
-            axes.bar(at, heights, width, bottom=below, color=colour, label=str(name))
+            label = f"{name}, not in the loss" if masked else name
+            bars = axes.bar(
+                np.arange(len(counts)), heights, width, bottom=below, color=colour, label=label
+            )
+            if masked:
+                for bar in bars:
+                    bar.set(hatch=HATCH, edgecolor="white", linewidth=0.0)
             below += heights

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from runners.export.derive import Part, fields_of
+from runners.export.masked import MaskReason
 from runners.trajectory.outcome import Outcome
 from runners.trajectory.record import RolloutRecord, SegmentKind, Turn
 
@@ -64,6 +65,12 @@ class SegmentPart(Part):
     """Indices of the turns on its path, from the root."""
     own_turns: list[int]
     """Those of them that were sampled in this chain: the last ones."""
+    finish_reason: str = ""
+    """That of its last turn; absent in files of older versions."""
+    masked: MaskReason | None = None
+    """Why none of its tokens is in the loss; null: they are, or nothing is trained (evaluations,
+    files of older versions).
+    """
 
 
 class BranchPart(Part):

@@ -30,7 +30,9 @@ END_COLOURS = {
     OutcomeClass.INTERNAL.value: "#6b4a2b",
 }
 """By ``name_end``."""
-_HELD_OUT, _RAIL = "#e07b00", "#c5ccd6"
+HATCH = "/////"
+"""Of what is not in the loss."""
+_HELD_OUT, _RAIL, _CUT = "#e07b00", "#c5ccd6", "#c8372d"
 _LANE_HEIGHT = 0.78
 """Part of a row that bars fill; the rest keeps rows apart."""
 _MOST_LABELS = 60
@@ -90,11 +92,16 @@ def _draw_reward_curve(axes: Axes, curves: RunCurves) -> None:
 
 
 def draw_swimlane(axes: Axes, swimlane: Swimlane) -> None:
-    """Draw a row per rollout: a rail over its time, a bar per model call, a dot for its end."""
+    """Draw a row per rollout: a rail over its time, a bar per model call, a dot for its end.
+
+    A call whose tokens are not in the loss is hatched; one that was cut off ends with a red line.
+    """
     from matplotlib.collections import LineCollection, PolyCollection
 
     rails: list[list[tuple[float, float]]] = []
     boxes: dict[str, list[list[tuple[float, float]]]] = {}
+    masked: list[list[tuple[float, float]]] = []
+    cuts: list[list[tuple[float, float]]] = []
     ends: dict[str, list[tuple[float, float]]] = {}
     for row, (_, attempts) in enumerate(swimlane.lanes):
         for attempt in attempts:
@@ -106,6 +113,10 @@ def draw_swimlane(axes: Axes, swimlane: Swimlane) -> None:
                 bottom = top + _LANE_HEIGHT * box.height
                 corners = [(left, top), (right, top), (right, bottom), (left, bottom)]
                 boxes.setdefault(box.name, []).append(corners)
+                if box.masked:
+                    masked.append(corners)
+                if box.cut:
+                    cuts.append([(right, top), (right, bottom)])
     axes.add_collection(LineCollection(rails, colors=_RAIL, linewidths=0.8, zorder=1))
     for branch, colour in BRANCH_COLOURS.items():
         if branch in boxes:
@@ -114,6 +125,14 @@ def draw_swimlane(axes: Axes, swimlane: Swimlane) -> None:
             )
             bars.set_label(branch)
             axes.add_collection(bars)
+    if masked:
+        hatched = PolyCollection(masked, facecolors="none", edgecolors="white", zorder=2.2)
+        hatched.set(hatch=HATCH, linewidth=0.0)
+        axes.add_collection(hatched)
+    if cuts:
+        ticks = LineCollection(cuts, colors=_CUT, linewidths=2.2, zorder=2.5)
+        ticks.set_label("cut off")
+        axes.add_collection(ticks)
     for name, colour in END_COLOURS.items():
         if name in ends:
             across, along = zip(*ends[name], strict=True)

@@ -24,6 +24,10 @@ class Span:
     """Unix seconds."""
     seconds: float
     thread: str = MAIN_THREAD
+    masked: bool = False
+    """Of a call: its tokens are not in the loss."""
+    cut: bool = False
+    """Of a call: its sampling did not end by itself (a limit of tokens, an abort, a refusal)."""
 
     @property
     def end(self) -> float:
@@ -57,6 +61,9 @@ class Box:
     """Seconds."""
     top: float = 0.0
     height: float = 1.0
+    masked: bool = False
+    """As the span's; likewise ``cut``."""
+    cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +121,8 @@ def _lay_out_attempt(attempt: AttemptSpans, start: float) -> LaidOutAttempt:
             call.seconds,
             threads.index(call.thread) / len(threads),
             1 / len(threads),
+            call.masked,
+            call.cut,
         )
         for call in attempt.calls
     ]

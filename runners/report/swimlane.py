@@ -44,11 +44,13 @@ def read_attempts(store: RunStore, step: int, split: str) -> list[AttemptSpans]:
         )
     )
     calls: dict[str, list[Span]] = defaultdict(list)
-    for session, *call in store.query(
-        f"SELECT session_id, branch, started_at, total_s, thread FROM turn WHERE {within}",
+    for session, branch, started_at, total_s, thread, finish_reason in store.query(
+        "SELECT session_id, branch, started_at, total_s, thread, finish_reason FROM turn "
+        f"WHERE {within}",
         (step, split),
     ):
-        calls[session].append(Span(*call))
+        cut = finish_reason != "stop"
+        calls[session].append(Span(branch, started_at, total_s, thread, cut=cut))
     return [
         AttemptSpans(
             record, list(_stages(record, begun[record.session_id])), calls[record.session_id]
@@ -84,9 +86,12 @@ def draw_swimlane(attempts: Sequence[AttemptSpans]) -> Element:
     marks = [(stage, f"{colour} box") for stage, colour in STAGES.items()]
     left_out = layout.shown < len(attempts)
     note = f"{layout.shown:,} of {len(attempts):,} attempts" if left_out else ""
+    marks.append(("model call", "call box"))
+    if any(call.cut for attempt in attempts for call in attempt.calls):
+        marks.append(("cut off (tokens, abort)", "call cut box"))
     return make(
         "div",
-        make_legend([*marks, ("model call", "call box")]),
+        make_legend(marks),
         make("p", "✓ solved   ✗ unsolved   ! no grade", f"   {note}", class_="dim small pre"),
         make("div", drawing, class_="scrolled lanes"),
     )
@@ -101,7 +106,8 @@ def _lane(
         for box in attempt.stages:
             boxes.append(_rectangle(box, top + 1.5, _LANE - 3, along, f"fill {STAGES[box.name]}"))
         for box in attempt.calls:
-            boxes.append(_rectangle(box, top + 4.5, _LANE - 9, along, "call"))
+            kind = "call cut" if box.cut else "call"
+            boxes.append(_rectangle(box, top + 4.5, _LANE - 9, along, kind))
         record = attempt.spans.record
         yield make("g", *boxes, class_=None if record.counts else "replaced")
         tone, sign = _SIGNS.get(name_end(record), ("none", "!"))

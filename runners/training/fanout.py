@@ -68,20 +68,8 @@ def fan_out(
     Tokens that a kept segment shares with a dropped one are context in the kept one: they were
     sampled in the dropped one and go with it.
     """
-    dropped: Counter[DropReason] = Counter()
-    kept = []
-    for segment in segments:
-        reason = _unwanted(segment, config) or _unusable(segment, config)
-        if reason is None:
-            kept.append(segment)
-        else:
-            dropped[reason] += 1
-    reward: RewardShare = "copy"
-    if isinstance(config, SegmentsFanoutConfig):
-        reward = config.reward
-        capped = _capped(kept, config.max_segments)
-        dropped["many"] += len(kept) - len(capped)
-        kept = capped
+    kept, left_out = choose_segments(segments, config)
+    reward: RewardShare = config.reward if isinstance(config, SegmentsFanoutConfig) else "copy"
     samples = []
     fitting = [_cut(segment, config.max_segment_tokens) for segment in kept]
     for segment, whole, share in zip(fitting, kept, compute_shares(fitting, reward), strict=True):
@@ -100,7 +88,29 @@ def fan_out(
         )
     cut_tokens = sum(len(segment.tokens) for segment in kept)
     cut_tokens -= sum(len(segment.tokens) for segment in fitting)
-    return FanOut(samples, [segment.kind for segment in kept], dropped, cut_tokens)
+    return FanOut(
+        samples, [segment.kind for segment in kept], Counter(left_out.values()), cut_tokens
+    )
+
+
+def choose_segments(
+    segments: Iterable[Segment], config: FanoutConfig
+) -> tuple[list[Segment], dict[int, DropReason]]:
+    """Return the segments that become samples, and the reason against each other one, by index."""
+    left_out: dict[int, DropReason] = {}
+    kept = []
+    for segment in segments:
+        reason = _unwanted(segment, config) or _unusable(segment, config)
+        if reason is None:
+            kept.append(segment)
+        else:
+            left_out[segment.index] = reason
+    if isinstance(config, SegmentsFanoutConfig):
+        capped = _capped(kept, config.max_segments)
+        few = {segment.index for segment in capped}
+        left_out |= {segment.index: "many" for segment in kept if segment.index not in few}
+        kept = capped
+    return kept, left_out
 
 
 class SharePolicy(Protocol):

@@ -147,10 +147,16 @@ def _branches(view: ViewedRollout, shown: Segment | None) -> RenderableType:
     if len(view.exported.chains) < 2:
         return Text("")
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    parts = {part["index"]: part for part in view.exported.trajectory["segments"]}
     for chain in view.exported.chains:
         sampled = sum(view.exported.turns[index].output_tokens for index in chain.own_turns)
         why = view.exported.turns[chain.own_turns[0]].break_reason or ""
         mark = "→" if chain is shown else " "
+        part = parts[chain.index]
+        if part["finish_reason"] != "stop":
+            why = f"{why} finish: {part['finish_reason']}".strip()
+        if part["masked"] is not None:
+            why = f"{why} not in the loss: {part['masked']}".strip()
         table.add_row(
             f"{mark} chain {chain.index}",
             chain.kind,

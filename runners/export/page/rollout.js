@@ -69,18 +69,31 @@ function time() {
     svg.append(make("rect", { class: "lane", x: left, y: index * row + 2, width: width - left, height: row - 4, rx: 3, opacity: 0.5 }),
       make("text", { x: left - 8, y: index * row + 16, "text-anchor": "end" }, name.length > 18 ? `${name.slice(0, 17)}…` : name, make("title", {}, name)));
   });
+  const masked = new Map(open.chains.filter((one) => one.masked).map((one) => [one.index, one.masked]));
   const onPath = new Set(path().map((turn) => turn.index));
   for (const turn of open.turns) {
     const from = turn.started_at - start, y = lanes.indexOf(turn.thread) * row + 4;
     const wide = (seconds) => Math.max(2, x(from + seconds) - x(from) - 1);
-    const about = `turn ${turn.index} · ${turn.branch} · chain ${turn.segment}\n${number(turn.prompt_tokens)} prompt + ${turn.output_tokens} sampled tokens\n${fixed(turn.total_s)} s, engine ${fixed(turn.engine_s)} s\nfinish: ${turn.finish_reason}${turn.break_reason ? `\n${turn.break_reason}` : ""}`;
+    const about = `turn ${turn.index} · ${turn.branch} · chain ${turn.segment}\n${number(turn.prompt_tokens)} prompt + ${turn.output_tokens} sampled tokens\n${fixed(turn.total_s)} s, engine ${fixed(turn.engine_s)} s\nfinish: ${turn.finish_reason}${turn.break_reason ? `\n${turn.break_reason}` : ""}${masked.has(turn.segment) ? `\nnot in the loss: ${masked.get(turn.segment)}` : ""}`;
     svg.append(make("g", { "data-kind": turn.branch, class: onPath.has(turn.index) ? null : "faded" },
       make("rect", { class: "bar", x: x(from), y, width: wide(turn.total_s), height: row - 8, rx: 2, onclick: () => jump(turn) }, make("title", {}, about)),
-      make("rect", { class: "engine", x: x(from), y, width: wide(Math.min(turn.engine_s, turn.total_s)), height: row - 8, rx: 2 })));
+      make("rect", { class: "engine", x: x(from), y, width: wide(Math.min(turn.engine_s, turn.total_s)), height: row - 8, rx: 2 }),
+      ...(masked.has(turn.segment) ? stripes(x(from), y, wide(turn.total_s), row - 8) : []),
+      ...(turn.finish_reason === "stop" ? [] : [make("rect", { class: "cut", x: x(from) + wide(turn.total_s) - 3, y: y - 2, width: 3, height: row - 4 })])));
   }
   const used = AGENTS.filter((kind) => open.turns.some((turn) => turn.branch === kind));
   return make("section", { class: "card" }, make("h2", {}, "Time"), ...phases(), make("div", { style: { height: "10px" } }), svg,
-    make("div", { class: "legend" }, ...used.map((kind) => make("span", { "data-kind": kind }, make("i", { style: { background: "var(--kind)" } }), kind)), make("span", {}, "dark: in the engine · faded: another branch")));
+    make("div", { class: "legend" }, ...used.map((kind) => make("span", { "data-kind": kind }, make("i", { style: { background: "var(--kind)" } }), kind)), make("span", {}, "dark: in the engine · faded: another branch · hatched: not in the loss · red end: cut off")));
+}
+
+// Slanted lines over a bar: at most 40, so that a long turn costs no more.
+function stripes(left, top, width, height) {
+  const step = Math.max(6, width / 40), lines = [];
+  for (let at = 0; at < width; at += step) {
+    const far = Math.min(at + height, width);
+    lines.push(make("line", { class: "hatch", x1: left + at, y1: top + height, x2: left + far, y2: top + height - (far - at) }));
+  }
+  return lines;
 }
 
 const path = () => open.chains.find((one) => one.index === chain)?.turns.map((index) => open.turns[index]) ?? [];
@@ -113,6 +126,8 @@ function branches() {
       make("span", { class: "badge", "data-kind": one.kind }, one.kind),
       make("span", {}, one.thread === "main" ? `chain ${one.index}` : `${one.agent_type ?? "agent"} ${one.thread}`),
       make("span", { class: "why dim", title: one.break_reason ?? "" }, one.break_reason ?? ""),
+      one.masked ? make("span", { class: "none" }, `not in the loss: ${one.masked}`) : null,
+      one.finish_reason && one.finish_reason !== "stop" ? make("span", { class: "bad" }, `finish: ${one.finish_reason}`) : null,
       make("span", { class: "sum dim" }, `${own.length} turn${own.length > 1 ? "s" : ""}${shared ? ` after ${shared} shared` : ""} · ${number(sampled)} sampled`)),
       below.has(one.index) ? level(one.index) : null);
   }));

@@ -108,6 +108,13 @@ def test_a_value_that_follows_neither_from_the_store_nor_from_the_rules_is_named
     assert set(names) <= set(found.not_reproduced)
 
 
+def test_a_stored_reward_that_its_verdict_does_not_make_is_named(tmp_path: Path) -> None:
+    with train_run(tmp_path / "run", RULES["rejection"].split()) as store:
+        solved = next(r for r in store.rollouts(split="train") if r.advantage)
+        store.put_rollout(replace(solved, reward=2.0))  # accepted as before: the advantage stays
+    assert ask_what_if(tmp_path / "run", []).not_reproduced == [solved.rollout_id]
+
+
 def test_steps_that_are_not_finished_are_left_out(tmp_path: Path) -> None:
     with train_run(tmp_path / "run", ["run.steps=3"], steps=2) as store:
         config = compose([], base=store.config())

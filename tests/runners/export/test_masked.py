@@ -1,0 +1,135 @@
+"""Which chains are not in the loss, and why: in the record, in the pictures, on the page."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conf.compose import compose
+from runners.export.dump import RolloutFilter, dump
+from runners.export.masked import find_masked
+from runners.export.trajectory import Trajectory
+from runners.store.run_store import RunStore
+from runners.trajectory.graph import build_segments
+from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
+from runners.trajectory.record import RolloutRecord
+from tests.fakes.records import LOST, a_rollout, branched_turns
+from tests.fakes.step_samples import read_config
+from tests.fakes.trained_run import train_run
+
+CHAINS = build_segments(branched_turns())
+SIDE = {0: "side"}
+COLLAPSED = {0: "side", 1: "collapsed", 2: "collapsed", 3: "collapsed", 4: "collapsed"}
+LATE = Outcome(OutcomeCode.BUDGET_TURNS, Stage.HARNESS, "too many turns", None)
+
+
+def read(folder: Path) -> list[Trajectory]:
+    lines = (folder / "trajectories.jsonl").read_text("utf-8").splitlines()
+    return [Trajectory.model_validate_json(line) for line in lines]
+
+
+def masked(record: RolloutRecord, line: str = "") -> dict[int, Any]:
+    return dict(find_masked(record, CHAINS, read_config(line).model_dump(mode="json")))
+
+
+def test_a_trained_rollout_has_masked_what_its_fan_out_leaves_out() -> None:
+    assert masked(a_rollout()) == SIDE
+    assert masked(a_rollout(), "fanout=collapse") == COLLAPSED
+    assert masked(a_rollout(), "fanout.max_segments=2 fanout.train_side=true") == {
+        2: "many", 3: "many", 4: "many", 1: "many",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"outcome": LOST, "reward": None}, "ungraded"),
+        ({"advantage": None}, "no_advantage"),
+        ({"outcome": LATE}, "unfinished"),
+        ({"trained_tokens": 0}, "unbuilt"),
+    ],
+)
+def test_a_rollout_that_is_not_trained_is_masked_whole(
+    changes: dict[str, Any], reason: str
+) -> None:
+    found = masked(replace(a_rollout(), **changes), "trainer.train_unfinished=false")
+    assert found == dict.fromkeys(range(6), reason)
+
+
+def test_an_advantage_of_0_and_an_evaluation_mask_nothing() -> None:
+    assert masked(a_rollout(advantage=0.0, trained_tokens=0)) == SIDE
+    assert masked(a_rollout("eval-000001-00-00", advantage=None)) == {}
+
+
+def test_a_configuration_of_another_version_masks_no_chain() -> None:
+    assert find_masked(a_rollout(), CHAINS, {"fanout": {"kind": "of-old"}}) == {}
+
+
+def test_what_is_not_masked_is_what_was_trained(tmp_path: Path) -> None:
+    """Over a whole run: the masks of the chains that are not masked add up to the tokens in the
+    loss.
+    """
+    with train_run(tmp_path / "run", ["trainer.train_unfinished=false"], members=8) as store:
+        dump(store, tmp_path, formats=("jsonl",))
+        records = {record.rollout_id: record for record in store.rollouts()}
+    seen: set[str | None] = set()
+    for trajectory in read(tmp_path):
+        record = records[trajectory.rollout_id]
+        left = [part for part in trajectory.segments if part.masked is None]
+        seen.update(part.masked for part in trajectory.segments)
+        if record.advantage != 0.0:
+            assert sum(sum(part.loss_mask) for part in left) == record.trained_tokens
+    assert seen == {None, "side", "ungraded", "unfinished"}
+
+
+def branched(run_dir: Path, finish: str) -> RunStore:
+    """Make a run with one rollout whose second turn ended so."""
+    store = RunStore.create(run_dir, compose(["scenario=mixed"]).model_dump(mode="json"))
+    record = a_rollout(turns=8, sampled_tokens=24, trained_tokens=21)
+    store.add_session(record.session_id, {})
+    for turn in branched_turns(record.session_id):
+        store.add_turn(replace(turn, finish_reason=finish) if turn.index == 1 else turn)
+    store.put_rollout(record)
+    return store
+
+
+def test_a_chain_has_the_finish_reason_of_its_last_turn(tmp_path: Path) -> None:
+    with branched(tmp_path / "run", "length") as store:
+        dump(store, tmp_path, formats=("jsonl",))
+    (trajectory,) = read(tmp_path)
+    assert [part.finish_reason for part in trajectory.segments] == ["stop"] * 6
+    with branched(tmp_path / "cut", "abort") as store:
+        turns = store.turns("train-000001-00-00-a0")
+    assert [turn.finish_reason for turn in turns][:3] == ["stop", "abort", "stop"]
+
+
+def draw(tmp_path: Path, name: str, line: str, finish: str = "stop") -> np.ndarray:
+    """Return the picture of a step, as bytes [height, width, 3]."""
+    import matplotlib.image
+
+    run = tmp_path / name
+    config = compose(["scenario=mixed", *line.split()]).model_dump(mode="json")
+    with branched(run, finish) as store:
+        store.replace_config(config)
+        dump(store, run, formats=("png",), selection=RolloutFilter())
+    return np.asarray(matplotlib.image.imread(run / "train-000001.png"))[..., :3] * 255
+
+
+def count(picture: np.ndarray, colour: tuple[int, int, int]) -> int:
+    return int((np.abs(picture - colour) < 2).all(-1).sum())
+
+
+def test_pictures_hatch_what_is_masked_and_end_a_cut_call_in_red(tmp_path: Path) -> None:
+    blue, violet, red = (63, 122, 224), (148, 87, 207), (200, 55, 45)
+    whole = draw(tmp_path, "whole", "fanout=segments")
+    part = draw(tmp_path, "part", "fanout=collapse")
+    cut = draw(tmp_path, "cut", "fanout=segments", "abort")
+    lanes = slice(0, whole.shape[0] // 4)
+    # a sub-agent's chain is masked by collapse, and white lines cross its bars
+    assert count(part[lanes], violet) < 0.9 * count(whole[lanes], violet)
+    assert count(part, blue) < count(whole, blue)
+    assert count(cut[lanes], red) > count(whole[lanes], red)
