@@ -131,5 +131,7 @@ def test_pictures_hatch_what_is_masked_and_end_a_cut_call_in_red(tmp_path: Path)
     lanes = slice(0, whole.shape[0] // 4)
     # a sub-agent's chain is masked by collapse, and white lines cross its bars
     assert count(part[lanes], violet) < 0.9 * count(whole[lanes], violet)
+    bars = slice(-whole.shape[0] // 5, None)
+    assert 0 < count(part[bars], violet) < 0.95 * count(whole[bars], violet)
     assert count(part, blue) < count(whole, blue)
     assert count(cut[lanes], red) > count(whole[lanes], red)
