@@ -51,6 +51,22 @@ class OtlpConfig(Section):
     """Base URL of the collector; null: nothing is sent."""
 
 
+Price = Annotated[float, Field(ge=0)]
+
+
+class PricesConfig(Section):
+    """Prices, in any currency, with which reports reckon; null: what it buys is not priced."""
+
+    gpu_hour: Price | None
+    """Of the GPUs of a job, or of the local trainer."""
+    sandbox_hour: Price | None
+    """In which an attempt holds a sandbox."""
+    input_token_million: Price | None
+    """Of the prompts of all turns."""
+    output_token_million: Price | None
+    """Of sampled tokens."""
+
+
 class ObserveConfig(Section):
     """Display, metrics files and diagnostics."""
 
@@ -60,6 +76,7 @@ class ObserveConfig(Section):
     wandb: WandbConfig
     mlflow: MlflowConfig
     otlp: OtlpConfig
+    prices: PricesConfig
     sinks: tuple[Annotated[PluginConfig, by_name("sinks")], ...]
     """Plug-ins that receive each step's metrics."""
     watchdog_s: Annotated[float, Field(ge=0)]

@@ -82,4 +82,5 @@ def _further(facts: ReportData, summary: dict[str, Any]) -> dict[str, Any]:
         "message": status.message,
         "eval": measured if status.benchmark else summary["eval"],
         "rates": rates,
+        "cost": facts.cost.to_dict(),
     }

@@ -13,6 +13,7 @@ from conf.errors import AgentrlError, ExitCode
 from runners.observe.swimlane import AttemptSpans
 from runners.processes.atomic_write import atomic_file
 from runners.report.alarms import build_alarms
+from runners.report.cost_section import build_cost
 from runners.report.element import make, render_html
 from runners.report.overview import build_curves, build_head, build_outcomes
 from runners.report.report_data import ReportData, read_report_data
@@ -80,6 +81,7 @@ def render_report(store: RunStore, path: Path) -> str:
         build_routing(facts),
         build_branches(facts),
         build_rollouts(facts, list(_lanes(store, facts)), links),
+        build_cost(facts.cost),
         build_tampering(facts, links),
         build_unsolved(facts, links),
         build_failures(facts, links),

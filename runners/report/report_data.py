@@ -16,6 +16,7 @@ from runners.evaluation.passes import estimate_passes
 from runners.observe.status import Status, read_store_status
 from runners.observe.swimlane import name_end, without_texts
 from runners.observe.task_rates import TaskRate, read_task_rates
+from runners.report.cost import Cost, read_cost
 from runners.store.run_store import EventRow, RunStore
 from runners.store.session_tables import SAMPLED_TOKENS
 from runners.trajectory.outcome import OutcomeClass, OutcomeCode
@@ -177,6 +178,7 @@ class ReportData:
     branches: list[BranchTotals]
     breaks: list[BreakTotals]
     events: list[EventRow]
+    cost: Cost
     task_rates: list[TaskRate] = field(default_factory=list)
     """Training tasks that were tried, the least solved first."""
 
@@ -210,6 +212,7 @@ def read_report_data(store: RunStore) -> ReportData:
         branches=_branches(store),
         breaks=_breaks(store),
         events=store.events(),
+        cost=read_cost(store, config, state.spent_s),
         task_rates=read_task_rates(store),
     )
 

@@ -68,7 +68,7 @@ def test_the_page_of_a_campaign_has_every_section_and_loads_nothing(tmp_path: Pa
         page = page_of(store)
     assert list(page.sections) == [
         *("", "alarms", "curves", "outcomes", "training-tasks", "branches-and-tokens"),
-        *("rollouts", "unsolved", "failures", "configuration"),
+        *("rollouts", "cost", "unsolved", "failures", "configuration"),
     ]
     assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
     assert all(name != "src" for name, _ in page.attributes)
