@@ -16,7 +16,7 @@ METRICS, PARAMS = 1000, 100
 """MLflow's limits for one request."""
 PARAM_CHARS = 6000
 _FOREIGN = re.compile(r"[^/\w.\- :]")
-"""What MLflow takes in no name."""
+"""Characters that MLflow takes in no name."""
 REFUSED = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
 
 

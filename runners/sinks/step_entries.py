@@ -71,7 +71,7 @@ def _finite(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 @dataclass(slots=True)
 class Sent:
-    """What a tracker has of a run, kept in the run's directory: changed by its thread."""
+    """The entries that a tracker has of a run, kept in the run directory: changed by its thread."""
 
     run: str
     """Id of the tracker's own run."""

@@ -75,7 +75,7 @@ def test_a_service_that_hangs_holds_up_nobody_and_costs_the_oldest_entries() -> 
     delivery.close(True)
     # the one in flight when newer ones came is sent all the same, and then it is not lost
     assert [entry for entry in service.got if entry >= 90] == list(range(90, 100))
-    assert delivery.lost == 100 - len(service.got)
+    assert delivery.lost == 100 - len(service.got) >= 89
 
 
 def test_a_service_that_is_down_at_the_end_is_tried_once_more() -> None:
