@@ -74,6 +74,8 @@ class Torture:
     engines: list[_Engine]
     driver: subprocess.Popen[bytes] | None = None
     killed: list[str] = field(default_factory=list)
+    started_at: float = 0.0
+    """Unix seconds of the newest execution."""
 
     @property
     def job(self) -> Path:
@@ -99,6 +101,7 @@ class Torture:
         raise AssertionError(f"the job failed {EXECUTIONS} times: {self.root / 'job.log'}")
 
     def _start(self, execution: int) -> subprocess.Popen[bytes]:
+        self.started_at = time.time()
         words = [str(self.job), self.router, self.cluster.address]
         with (self.root / "job.log").open("ab") as log:
             log.write(f"== execution {execution}\n".encode())
@@ -109,12 +112,20 @@ class Torture:
             )  # fmt: skip
 
     def _is_under_way(self, step: int) -> bool:
-        """Return whether a rollout of the step is graded, and not all of them are."""
+        """Return whether a rollout of the step is graded, and not all of them are.
+
+        In ``stream`` a step begins with its batch, when its rollouts have ended: then whether the
+        step before is handed over, and attempts of this execution run.
+        """
         with suppress(StoreError), RunStore.open(self.job, read_only=True) as store:
+            states = {row.step: row.state for row in store.steps()}
+            if self.config.run.overlap == "stream":
+                sessions = "SELECT 1 FROM ledger WHERE kind = 'session' AND entered_at > ?"
+                running = bool(store.query(sessions, (self.started_at,)))
+                return running and states.get(step - 1) == "done"
             found = store.rollouts(step=step, split="train", counts=True)
-            running = {row.step for row in store.steps() if row.state == "running"}
             graded = [record for record in found if record.reward is not None]
-            return bool(graded) and step in running
+            return bool(graded) and states.get(step) == "running"
         return False
 
     def _kill_manager(self) -> None:
