@@ -8,18 +8,25 @@ source "$HERE/settings.sh"
 source "$HERE/steps.sh"
 
 checkpoints=$JOB_DIR/checkpoints
+none_yet="$checkpoints has no checkpoint yet: one is written every trainer.save_every steps"
 if (($#)); then
   [[ $1 =~ ^[1-9][0-9]*$ ]] || die 2 "STEP is $1: give the number of steps after which the checkpoint was written"
   iteration=$(($1 - 1)) # Megatron counts from 0.
 else
   iteration=none
   [[ ! -r $checkpoints/latest_checkpointed_iteration.txt ]] || iteration=$(<"$checkpoints/latest_checkpointed_iteration.txt")
-  [[ $iteration =~ ^[0-9]+$ ]] || die 2 "$checkpoints has no checkpoint yet: one is written every trainer.save_every steps"
+  [[ $iteration =~ ^[0-9]+$ ]] || die 2 "$none_yet"
   iteration=$((10#$iteration))
 fi
 printf -v source '%s/iter_%07d' "$checkpoints" "$iteration"
 printf -v target '%s/weights/%s-step-%06d' "$JOB_DIR" "$NAME" "$((iteration + 1))"
-[[ -d $source ]] || die 2 "$source does not exist: there are $(cd "$checkpoints" && echo iter_*)"
+if [[ ! -d $source ]]; then
+  shopt -s nullglob
+  known=()
+  for each in "$checkpoints"/iter_*; do known+=($((10#${each##*_} + 1))); done
+  ((${#known[@]})) || die 2 "$none_yet"
+  die 2 "$checkpoints has no checkpoint after step $((iteration + 1)): there is one after each of the steps ${known[*]}"
+fi
 if [[ -e $target ]]; then
   say "$target is there already"
 else

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -78,7 +79,8 @@ def test_another_step_is_exported_by_its_number(job: Path) -> None:
     assert export(job, "10").stdout == f"{job / 'weights' / 'agentrl-step-000010'}\n"
     missing = export(job, "11")
     assert missing.returncode == 2
-    assert "iter_0000010 does not exist: there are iter_0000009 iter_0000019" in missing.stderr
+    found = "has no checkpoint after step 11: there is one after each of the steps 10 20\n"
+    assert found in missing.stderr
     assert export(job, "last").returncode == 2
 
 
@@ -92,7 +94,12 @@ def test_an_export_that_failed_leaves_no_weights(job: Path) -> None:
 
 def test_a_job_without_a_checkpoint_says_so(job: Path) -> None:
     (job / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("release")
-    assert "has no checkpoint yet" in export(job).stderr
+    shutil.rmtree(job / "checkpoints" / "iter_0000009")
+    shutil.rmtree(job / "checkpoints" / "iter_0000019")
+    for words in ((), ("10",)):
+        done = export(job, *words)
+        assert done.returncode == 2
+        assert "has no checkpoint yet: one is written every trainer.save_every" in done.stderr
 
 
 def measured(path: Path) -> tuple[Path | None, Path | None]:
