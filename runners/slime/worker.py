@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
-import time
 from collections.abc import Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import AsyncExitStack, suppress
@@ -18,46 +17,34 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from conf.errors import AgentrlError, error_text
+from conf.errors import AgentrlError
 from conf.schema import Config
-from conf.sections.training import RoutingRolloutConfig
 from runners.campaign.group_runner import GroupRunner, note_final
 from runners.campaign.sampler import StepSampler
 from runners.campaign.schedule import evaluation_batch, evaluation_due
 from runners.diagnostics.attempt_progress import AttemptWatch
 from runners.diagnostics.stalls import seconds_since_turn, watch_stalls
-from runners.gateway.tokenizer import load_tokenizer
 from runners.observe.progress import Progress
 from runners.plugins.calls import PluginFailedError
 from runners.rollouts.pool import Pool
-from runners.runtime.dataset_check import check_datasets, note_datasets, note_duplicates
-from runners.runtime.policy import find_captured_shape
+from runners.runtime.dataset_check import note_duplicates
 from runners.runtime.services import Services, start_services
 from runners.slime.arguments import find_engine
 from runners.slime.batches import Batches, GatheredBatch, StepBatches
 from runners.slime.job_recorder import JobRecorder, publish_gateway
-from runners.slime.rewards import KEY
-from runners.slime.routing_check import RoutingCheck
+from runners.slime.job_store import open_store
 from runners.slime.run_config import read_config
-from runners.slime.samples import SampleConfig, make_base_sample, placeholder, to_slime_samples
+from runners.slime.sample_maker import SampleMaker, make_sample_config
+from runners.slime.samples import SampleConfig, make_base_sample
 from runners.slime.service_watch import ServiceWatch
 from runners.slime.stream import StreamBatches
-from runners.store.run_state import REMOTE_SILENCE_S
-from runners.store.run_store import STORE_FILE, RunStore
-from runners.store.status_file import find_remote_driver
+from runners.store.run_store import RunStore
 from runners.tasks.contract import Task
 from runners.tasks.task_sets import load_tasks
 from runners.training.advantages import key_of
-from runners.training.placeholder import read_pad_token
-from runners.training.stored_rollout import load_rollout
-from runners.trajectory.record import RolloutRecord
-from runners.trajectory.routing import RoutingError
 
 EXIT_DEADLINE_S = 10.0
 """At its exit the process waits so long for the end of what it started."""
-POLL_S = 2.0
-ROUTING_REFUSED = "routing_refused"
-"""Event of a rollout with a sample whose routing is impossible."""
 
 _log = logging.getLogger(__name__)
 _workers: dict[Path, asyncio.Task[SlimeRolloutWorker]] = {}
@@ -108,7 +95,7 @@ class SlimeRolloutWorker:
         """``start`` makes a worker that is ready."""
         self._config = config
         self._store = store
-        self._sample_config = sample_config
+        self._samples = SampleMaker(sample_config, store, recorder)
         self._recorder = recorder
         self._exits = AsyncExitStack()
         self._loop = asyncio.get_running_loop()
@@ -118,8 +105,6 @@ class SlimeRolloutWorker:
         self._held_out: list[Task] = []
         self._gathered: GatheredBatch | None = None
         """The batch that was gathered last."""
-        self._routing = RoutingCheck()
-        """Of that batch."""
         self._services = ServiceWatch(store, self._end_groups)
 
     @classmethod
@@ -133,17 +118,9 @@ class SlimeRolloutWorker:
         model = config.model
         tokenizer = model.tokenizer or Path(args.hf_checkpoint)
         weights = model.path or Path(args.hf_checkpoint)
-        sample_config = SampleConfig(
-            fanout=config.fanout,
-            train_unfinished=config.trainer.train_unfinished,
-            decode=load_tokenizer(tokenizer).decode,
-            pad=read_pad_token(weights),
-            shape=find_captured_shape(config, weights),
-            stops_at_bad_routing=isinstance(config.routing_replay, RoutingRolloutConfig)
-            and config.routing_replay.on_fault == "stop",
-        )
+        sample_config = make_sample_config(config, tokenizer, weights)
         async with AsyncExitStack() as exits:
-            store = await _open_store(config, run_dir)
+            store = await open_store(config, run_dir)
             exits.callback(store.close)
             worker = cls(config, store, sample_config, JobRecorder(config, store))
             worker._recorder.start(first_rollout)
@@ -238,7 +215,7 @@ class SlimeRolloutWorker:
 
     def _hand_over(self) -> None:
         if self._gathered is not None:
-            self._recorder.finish_step(self._gathered, self._routing.metrics())
+            self._recorder.finish_step(self._gathered, self._samples.routing.metrics())
 
     async def gather(
         self, sample_class: Any, slime_rollout: int
@@ -254,7 +231,8 @@ class SlimeRolloutWorker:
         self._recorder.begin_step(step)
         assert self._batches is not None
         batch = await self._services.run(self._batches.gather(step))
-        self._gathered, self._routing = batch, RoutingCheck()
+        self._gathered = batch
+        self._samples.begin_batch()
         found = []
         for place, group in enumerate(batch.groups):
             number = slime_rollout * config.run.tasks_per_step + place
@@ -263,48 +241,13 @@ class SlimeRolloutWorker:
             for member, record in enumerate(group):
                 index = number * config.run.rollouts_per_task + member
                 base = make_base_sample(sample_class, record, number, index)
-                rollouts.append(await self._to_samples(base, record, is_trained=is_trained))
+                rollouts.append(await self._samples.make(base, record, is_trained=is_trained))
             found.append(rollouts)
         return found, {
             "agentrl/groups_replaced": len(batch.left_out),
             "agentrl/groups_untrainable": len(batch.untrainable),
             **({"agentrl/staleness_max": max(batch.ages)} if batch.ages else {}),
         }
-
-    async def _to_samples(self, base: Any, record: RolloutRecord, *, is_trained: bool) -> list[Any]:
-        """Return the samples of a training rollout; one without weight if it cannot be built."""
-        samples = await self._convert(base, record, evaluation=False)
-        for sample in samples:
-            fault = sample.metadata[KEY].get("routing", {}).get("fault")
-            if fault is not None:
-                found = {"rollout_id": record.rollout_id, "reason": fault}
-                self._store.event(ROUTING_REFUSED, found)
-            sample.remove_sample = sample.remove_sample or not is_trained
-        return samples
-
-    async def _convert(self, base: Any, record: RolloutRecord, *, evaluation: bool) -> list[Any]:
-        """Return the samples of a rollout, or its placeholder if they cannot be built."""
-        config = self._sample_config
-        try:
-            stored = load_rollout(self._store, config.shape, record)
-            if not evaluation:
-                self._recorder.keep_loaded(stored)
-            # On a thread: the routing of a long rollout has 10⁸ ids, and other rollouts go on.
-            samples: list[Any] = await asyncio.to_thread(
-                to_slime_samples, base, stored, config, evaluation=evaluation
-            )
-            if not evaluation:
-                self._routing.add(samples)
-        except Exception as error:  # a failed rollout is data
-            if isinstance(error, RoutingError):
-                if config.stops_at_bad_routing:
-                    raise
-                self._routing.refused += not evaluation
-            text = f"{type(error).__name__}: {error_text(error)}"
-            _log.error("rollout %s has no samples: %s", record.rollout_id, text)
-            self._store.event("unbuilt", {"rollout_id": record.rollout_id, "error": text})
-            samples = [placeholder(base, record, config)]
-        return samples
 
     async def evaluate(self, sample_class: Any, slime_rollout: int) -> dict[str, dict[str, Any]]:
         """Run the held-out tasks and return the results in slime's form; {} if none has a grade.
@@ -334,7 +277,7 @@ class SlimeRolloutWorker:
         samples = []
         for index, record in enumerate(sorted(graded, key=lambda record: record.group)):
             base = sample_class(index=index, group_index=record.group, prompt="")
-            samples += await self._convert(base, record, evaluation=True)
+            samples += await self._samples.convert(base, record, evaluation=True)
         truncated = type(samples[0].status)("truncated")
         return {
             "held_out": {
@@ -347,23 +290,3 @@ class SlimeRolloutWorker:
 
     def _note_sampler_failure(self, step: int, error: PluginFailedError) -> None:
         self._store.event("sampler_failed", {"step": step, "reason": str(error)})
-
-
-async def _open_store(config: Config, run_dir: Path) -> RunStore:
-    """Open the run's store, once an earlier driver on another machine has gone silent.
-
-    Raises StoreError if the tasks have changed since the job began.
-    """
-    until = time.monotonic() + REMOTE_SILENCE_S
-    while (host := find_remote_driver(run_dir)) is not None and time.monotonic() < until:
-        _log.warning("waiting for the run's driver on %s to be gone", host)
-        await asyncio.sleep(POLL_S)
-    is_new = not (run_dir / STORE_FILE).is_file()
-    content = config.model_dump(mode="json")
-    store = RunStore.create(run_dir, content) if is_new else RunStore.open(run_dir)
-    try:
-        (note_datasets if is_new else check_datasets)(store, config)
-    except BaseException:
-        store.close()
-        raise
-    return store

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from conf.compose import compose
-from runners.slime.worker import _open_store
+from runners.slime.job_store import open_store
 from runners.store.store_error import StoreError
 
 
@@ -18,9 +18,9 @@ async def test_a_job_whose_rows_have_changed_is_not_continued(tmp_path: Path) ->
     engine = ["engine=sglang", "engine.url=http://127.0.0.1:9"]
     config = compose(["task=jsonl", f"task.path={rows}", *model, *engine])
     for _ in range(2):
-        (await _open_store(config, run_dir)).close()
+        (await open_store(config, run_dir)).close()
     rows.write_text("{}\n{}\n")
     with pytest.raises(StoreError, match=r"rows\.jsonl has changed or is missing"):
-        await _open_store(config, run_dir)
+        await open_store(config, run_dir)
     rows.write_text("{}\n")
-    (await _open_store(config, run_dir)).close()
+    (await open_store(config, run_dir)).close()
