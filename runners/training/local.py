@@ -18,6 +18,7 @@ from conf.sections.training import LocalTrainerConfig, RoutingOffConfig, Routing
 from runners.plugins.calls import PluginFailedError
 from runners.training.attention import repeat_keys
 from runners.training.divided_policy import DividedPolicy, divide_policy
+from runners.training.freed_memory import return_freed_memory
 from runners.training.gradient import has_gradient
 from runners.training.hidden_states import ForwardScope, compute_hidden_states
 from runners.training.lockstep import keep_pace, make_idle_batch
@@ -152,7 +153,9 @@ class LocalTrainer:
         RoutingError.
         """
         with find_lost_peers():
-            return self._step(rollouts)
+            metrics = self._step(rollouts)
+        return_freed_memory()
+        return metrics
 
     def _step(self, rollouts: Sequence[Rollout]) -> dict[str, Any]:
         started = time.perf_counter()
