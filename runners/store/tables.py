@@ -17,6 +17,14 @@ SCHEMA_VERSION = 4
 ROUTING_SINCE = 3
 """First version that has the table ``routing``."""
 
+ROLLOUT_ENDS = (
+    "CREATE INDEX IF NOT EXISTS rollout_ends ON rollout "
+    "(split, step, counts, code, task_id, solved, sampled_tokens)"
+)
+"""All that is counted over a run: its rows are 60 bytes long, those of the table have kilobytes of
+patch and log beside it. An older store gets it when it is opened to be written.
+"""
+
 TABLES = f"""
 -- The run: one row. Written by the driver, except config, which never changes.
 CREATE TABLE run (
@@ -38,6 +46,7 @@ CREATE TABLE session (
 {ROLLOUTS.create}
 CREATE UNIQUE INDEX rollout_counts ON rollout (rollout_id) WHERE counts;
 CREATE INDEX rollout_order ON rollout (step, split, group_index, member, attempt);
+{ROLLOUT_ENDS};
 
 -- A training step; finished_at is set exactly once. Written by the driver.
 CREATE TABLE step (
@@ -111,20 +120,21 @@ def check_tables(db: Database) -> None:
 
 def migrate(db: Database) -> None:
     """Bring an older store up to date; what it holds stays as it is."""
-    if _version(db) == SCHEMA_VERSION and not _missing_columns(db):
+    if _version(db) == SCHEMA_VERSION and not _missing(db):
         return
     with db.write():
         # read again inside the transaction: the gateway and the driver open a store at once
         for old in range(_version(db), SCHEMA_VERSION):
             _run(db, MIGRATIONS[old])
-        for statement in _missing_columns(db):
+        for statement in _missing(db):
             db.execute(statement)
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
-def _missing_columns(db: Database) -> list[str]:
-    """Return the statements that add what the tables of records lack."""
-    statements: list[str] = []
+def _missing(db: Database) -> list[str]:
+    """Return the statements that add the columns and the index that an older store lacks."""
+    has_index = db.rows("SELECT 1 FROM sqlite_schema WHERE name = 'rollout_ends'")
+    statements = [] if has_index else [ROLLOUT_ENDS]
     for table in (TURNS, ROUTING, ROLLOUTS):
         present = {row["name"] for row in db.rows(f"PRAGMA table_info({table.name})")}
         if present:  # a table that a migration is yet to create lacks nothing
