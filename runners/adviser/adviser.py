@@ -6,8 +6,7 @@ whenever a run is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from runners.adviser.alarm import Alarm
 from runners.adviser.grading import find_dead_grader
@@ -57,12 +56,3 @@ def advise(history: History) -> list[Alarm]:
 def advise_run(store: RunStore) -> list[Alarm]:
     """Return the illnesses that a run has after its last finished step; raises StoreError."""
     return advise(read_history(store))
-
-
-def add_alarms(store: RunStore, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return lines of metrics with the alarms after each of these steps; raises StoreError."""
-    history = read_history(store)
-    return [
-        {**row, ALARMS: [alarm.to_dict() for alarm in advise(history.until(row["step"]))]}
-        for row in rows
-    ]

@@ -6,17 +6,33 @@ versions lack metrics; a figure that is not known is None and never an alarm.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from statistics import fmean, median
 from typing import Any
 
 from runners.store.run_store import RunStore
-from runners.trajectory.outcome import OutcomeClass, OutcomeCode
+from runners.trajectory.outcome import OutcomeClass
 
 DUPLICATES = "duplicates"
 """Kind of the event that names tasks which are in the data twice."""
+
+JUDGED = frozenset(
+    (
+        *("cheating/signs", "cheating/tampered", "disk/free_mb", "eval/solve_rate"),
+        *("fanout/dropped_long", "fanout/dropped_many", "fanout/segments_mean"),
+        *("policy/entropy", "policy/ess", "policy/k3", "policy/staleness_max"),
+        *("r3/refused_samples", "rollout/compactions_missed", "rollout/engine_retries"),
+        *("rollout/groups", "rollout/groups_flat", "rollout/pushed_back", "rollout/turns_mean"),
+        *("time/step_s", "time/train_s", "tokens/per_s", "train/reward_mean", "train/solve_rate"),
+        *("train/updates", "train/updates_failed"),
+    )
+)
+"""The metrics by which a run is judged; of a long run a driver keeps no others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +41,9 @@ class StepFacts:
 
     step: int
     metrics: Mapping[str, Any]
-    """As in ``metrics.jsonl``, with the evaluation that was made after the step."""
+    """Those of ``JUDGED`` that are known, as in ``metrics.jsonl``: ``eval/…`` are of the evaluation
+    that was made after the step.
+    """
     outcomes: Mapping[str, int] = field(default_factory=dict)
     """Outcome code → training rollouts that ended so."""
     replaced: Mapping[str, int] = field(default_factory=dict)
@@ -63,7 +81,8 @@ class History:
 
     def until(self, step: int) -> History:
         """Return the history as it was when a step had ended."""
-        return replace(self, steps=[each for each in self.steps if each.step <= step])
+        end = bisect_right(self.steps, step, key=lambda each: each.step)
+        return replace(self, steps=self.steps[:end])
 
     def last(self, number: int) -> Sequence[StepFacts]:
         """Return the last steps; none if there are fewer than ``number``."""
@@ -77,14 +96,24 @@ class History:
         return default if value is None else value
 
 
-def class_of(code: str) -> OutcomeClass:
-    """Return the class of an outcome code."""
-    return OutcomeCode(code).outcome_class
+def class_of(code: str) -> OutcomeClass | None:
+    """Return the class of an outcome code, also of one that only a newer agentrl knows; None if
+    its class is new, too.
+    """
+    with suppress(ValueError):
+        return OutcomeClass(code.partition(".")[0])
+    return None
 
 
 def known(steps: Sequence[StepFacts], name: str) -> list[float]:
     """Return a metric of the steps in which it is known."""
     return [value for step in steps if (value := step.number(name)) is not None]
+
+
+def first_known(steps: Sequence[StepFacts], name: str, number: int) -> list[float]:
+    """Return a metric of the first steps in which it is known."""
+    found = (value for step in steps if (value := step.number(name)) is not None)
+    return list(islice(found, number))
 
 
 def mean_of(steps: Sequence[StepFacts], name: str) -> float | None:
@@ -111,7 +140,7 @@ def name_steps(steps: Sequence[StepFacts]) -> str:
 
 
 def count_outcomes(
-    steps: Sequence[StepFacts], wanted: Callable[[OutcomeClass], bool], *, replaced: bool
+    steps: Sequence[StepFacts], wanted: Callable[[OutcomeClass | None], bool], *, replaced: bool
 ) -> Counter[str]:
     """Return the number of ends by outcome code, of the classes that are ``wanted``; with
     ``replaced`` also those of attempts that another one replaced.
@@ -125,19 +154,30 @@ def count_outcomes(
 
 def read_history(store: RunStore) -> History:
     """Read the history of a run, which may be running; raises StoreError."""
+    steps = [each for each in read_steps(store) if each.outcomes]
+    return History(store.config(), steps, read_duplicates(store))
+
+
+def read_steps(store: RunStore, first: int = 0) -> list[StepFacts]:
+    """Read the finished steps from ``first`` on, supervised ones too; raises StoreError."""
     ends: dict[int, tuple[Counter[str], Counter[str]]] = {}
     for step, counts, code, number in store.query(
-        "SELECT step, counts, code, count(*) FROM rollout WHERE split = 'train' "
-        "GROUP BY step, counts, code"
+        "SELECT step, counts, code, count(*) FROM rollout WHERE split = 'train' AND step >= ? "
+        "GROUP BY step, counts, code",
+        (first,),
     ):
         ends.setdefault(step, (Counter(), Counter()))[0 if counts else 1][code] += number
-    steps = [
-        StepFacts(row["step"], row, *ends.get(row["step"], (Counter(), Counter())))
-        for row in store.metric_rows()
+    return [
+        StepFacts(
+            row["step"],
+            {name: row[name] for name in JUDGED & row.keys()},
+            *ends.get(row["step"], (Counter(), Counter())),
+        )
+        for row in store.metric_rows(first)
     ]
-    doubled = store.events(DUPLICATES)
-    return History(
-        config=store.config(),
-        steps=[each for each in steps if each.outcomes],
-        duplicates=doubled[-1].data if doubled else {},
-    )
+
+
+def read_duplicates(store: RunStore) -> Mapping[str, Any]:
+    """Read which tasks are in the data twice; empty if none are known."""
+    found = store.events(DUPLICATES)
+    return found[-1].data if found else {}

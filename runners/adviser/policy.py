@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from statistics import median
 
 from runners.adviser.alarm import Alarm
-from runners.adviser.history import History, StepFacts, known, mean_of, name_steps, total
+from runners.adviser.history import (
+    History,
+    StepFacts,
+    first_known,
+    known,
+    mean_of,
+    name_steps,
+    total,
+)
 
 _STEPS = 2
 _FIRST = 3
@@ -27,7 +35,10 @@ _ESS = 0.3
 def find_entropy_collapse(history: History) -> Alarm | None:
     """Find a policy that samples nothing new though tasks are left to solve."""
     last = history.last(_STEPS)
-    values, first = known(last, "policy/entropy"), known(history.steps, "policy/entropy")[:_FIRST]
+    values, first = (
+        known(last, "policy/entropy"),
+        first_known(history.steps, "policy/entropy", _FIRST),
+    )
     rate = mean_of(last, "train/solve_rate")
     if len(values) < _STEPS or rate is None or rate >= _SOLVED:
         return None
@@ -47,12 +58,17 @@ def find_entropy_collapse(history: History) -> Alarm | None:
 def find_policy_collapse(history: History) -> Alarm | None:
     """Find a policy that forgets: its answers become random and its tasks unsolved."""
     last = history.last(_STEPS)
-    values, first = known(last, "policy/entropy"), known(history.steps, "policy/entropy")[:_FIRST]
-    best, at = _best_rate(history.steps[:-_STEPS])
+    values, first = (
+        known(last, "policy/entropy"),
+        first_known(history.steps, "policy/entropy", _FIRST),
+    )
     rate = mean_of(last, "train/solve_rate")
-    if not values or len(first) < _FIRST or best is None or rate is None:
+    if not values or len(first) < _FIRST or rate is None:
         return None
-    if best < _ABLE or min(values) < _GROWN * median(first) or rate > best / 2:
+    if min(values) < _GROWN * median(first):
+        return None
+    best, at = _best_rate(history.steps[:-_STEPS])  # of all steps: only for the few that grow
+    if best is None or best < _ABLE or rate > best / 2:
         return None
     return Alarm(
         "policy_collapse",
@@ -76,7 +92,7 @@ def _best_rate(steps: Sequence[StepFacts]) -> tuple[float | None, str]:
 def find_k3_drift(history: History) -> Alarm | None:
     """Find an engine that samples from another distribution than the one that is trained."""
     last = history.last(_STEPS)
-    values, first = known(last, "policy/k3"), known(history.steps, "policy/k3")[:_FIRST]
+    values, first = known(last, "policy/k3"), first_known(history.steps, "policy/k3", _FIRST)
     if len(values) < _STEPS:
         return None
     began, least = median(first), min(values)

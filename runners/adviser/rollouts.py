@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from runners.adviser.alarm import Alarm, share
 from runners.adviser.history import History, count_outcomes, name_steps, total
 from runners.trajectory.outcome import OutcomeClass, OutcomeCode
@@ -16,13 +18,13 @@ _RETRIES = 0.5
 _MISSED = 0.05
 """Share of turns beyond the window: a summary that fails once costs a few."""
 
-_LIMITS = {
+_LIMITS: Mapping[str, str] = {
     OutcomeCode.BUDGET_TURNS: "harness.max_turns",
     OutcomeCode.BUDGET_TOKENS: "sampling.max_new_tokens, harness.max_tokens, or the window of a "
     "compact scenario (scenario=compact)",
     OutcomeCode.BUDGET_WALL: "rollout.deadlines.harness_s",
 }
-_CAUSES = {
+_CAUSES: Mapping[str, str] = {
     OutcomeCode.INFRA_SANDBOX_START: "lower rollout.limits.sandbox_starts_per_s or "
     "rollout.concurrency, raise rollout.deadlines.boot_s",
     OutcomeCode.INFRA_SANDBOX_LOST: "lower rollout.concurrency, raise harness.memory_mb",
@@ -42,7 +44,7 @@ def find_truncation(history: History) -> Alarm | None:
             "truncation",
             f"{share(cut.total(), ended)} rollouts ran out of a budget in {name_steps(last)}, "
             f"{number:,} of {code}",
-            f"raise {_LIMITS[OutcomeCode(code)]}",
+            f"raise {_LIMITS.get(code, 'that limit')}",
         )
     dropped = total(last, "fanout/dropped_long") + total(last, "fanout/dropped_many")
     kept = sum((s.number("fanout/segments_mean") or 0.0) * s.graded for s in last)
@@ -67,7 +69,7 @@ def find_abort_storm(history: History) -> Alarm | None:
             "abort_storm",
             f"{share(failed.total(), tried.total())} attempts failed in {name_steps(last)}, "
             f"{number:,} of {code}",
-            _CAUSES.get(OutcomeCode(code), "the messages are in agentrl report, under Failures"),
+            _CAUSES.get(code, "the messages are in agentrl report, under Failures"),
         )
     turns = sum((step.number("rollout/turns_mean") or 0.0) * step.graded for step in last)
     again = total(last, "rollout/engine_retries") + total(last, "rollout/pushed_back")

@@ -19,15 +19,14 @@ from typing import TYPE_CHECKING, Any
 from conf.errors import error_text
 from conf.schema import Config
 from conf.sections.engine import EmbeddedEngineConfig
-from runners.adviser.adviser import ALARMS
-from runners.adviser.alarm import Alarm
+from runners.adviser.metric_lines import MetricLines
 from runners.campaign.drain import pause_turns
 from runners.campaign.group_runner import GroupRunner, note_final
 from runners.campaign.overlap.producer import GroupProducer
 from runners.campaign.overlap.recorded import RecordedSchedule
 from runners.campaign.overlap.run_schedule import RunSchedule
 from runners.campaign.overlap.steps import OverlappedSteps
-from runners.campaign.result import metrics_rows, summarize_evaluation
+from runners.campaign.result import summarize_evaluation
 from runners.campaign.sampler import StepSampler
 from runners.campaign.schedule import evaluation_batch, evaluation_due
 from runners.campaign.step_training import StepTraining, count_supervised
@@ -102,6 +101,7 @@ class Campaign:
         self._overlapping = False
         self._sinks = SinkFeed(config.observe.sinks, self._note_sink_failure)
         self._trackers = TrackerFeed(config, store, self._note_sink_text)
+        self._lines = MetricLines(store)
         self._metrics_outdated = False
         """True if a write of the metrics file has failed since it was complete."""
         on_done = partial(note_final, progress)
@@ -180,8 +180,11 @@ class Campaign:
     def _publish(self, step: int) -> None:
         """Give the metrics of a step to their file and the sinks."""
         self._write_metrics(step)
-        [row] = metrics_rows(self._store, step)
-        self._progress.alarms = [Alarm(**alarm) for alarm in row[ALARMS]]
+        self._give_to_sinks(step)
+        self._progress.alarms = self._lines.latest_alarms()
+
+    def _give_to_sinks(self, step: int) -> None:
+        row = self._lines.read_step(step)
         self._sinks.add(row)
         self._trackers.add([row])
 
@@ -194,7 +197,7 @@ class Campaign:
         """Return the finished steps; first enter the one whose checkpoint was written just before
         the process was killed.
         """
-        done = {row.step for row in self._store.steps() if row.state == "done"}
+        done = self._store.finished_steps()
         saved = self._resumed
         if saved is not None and saved.step not in done:
             self._store.finish_step(saved.step, saved.state()["metrics"])
@@ -253,9 +256,7 @@ class Campaign:
             self._progress.add_evaluation_result(step, result)
         if step:
             self._write_metrics()
-            [row] = metrics_rows(self._store, step)
-            self._sinks.add(row)
-            self._trackers.add([row])
+            self._give_to_sinks(step)
 
     def _keep_best(self) -> None:
         """Name the best checkpoint, then delete those that are neither best nor among the newest.
@@ -277,9 +278,9 @@ class Campaign:
         """
         try:
             if step is None or self._metrics_outdated:
-                self._metrics.rewrite(metrics_rows(self._store))
+                self._metrics.rewrite(self._lines.read())
             else:
-                self._metrics.write(metrics_rows(self._store, step)[0])
+                self._metrics.write(self._lines.read_step(step))
             self._metrics_outdated = False
         except (Exception, asyncio.CancelledError) as error:
             self._metrics_outdated = True
@@ -299,4 +300,4 @@ class Campaign:
 
     def _version(self) -> int:
         """Return the weight version that the engine serves now."""
-        return max((row.step for row in self._store.steps() if row.state == "done"), default=0)
+        return max(self._store.finished_steps(), default=0)

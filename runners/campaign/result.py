@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from conf.errors import ExitCode
-from runners.adviser.adviser import add_alarms
+from runners.adviser.metric_lines import MetricLines
 from runners.evaluation.statistics import (
     Interval,
     pass_at_k,
@@ -151,8 +151,8 @@ def _routing(steps: list[StepRow]) -> dict[str, Any]:
     return {"routing": figures} if figures["k3"] is not None else {}
 
 
-def metrics_rows(store: RunStore, only: int | None = None) -> list[dict[str, Any]]:
+def metrics_rows(store: RunStore) -> list[dict[str, Any]]:
     """Return the lines of ``metrics.jsonl``: one per finished step, each with the last evaluation
     made during it, and with the adviser's alarms after it.
     """
-    return add_alarms(store, store.metric_rows(only))
+    return MetricLines(store).read()

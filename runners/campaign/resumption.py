@@ -86,4 +86,4 @@ def _check_origin(saved: Checkpoint, store: RunStore) -> None:
 
 
 def _last_step(store: RunStore) -> int:
-    return max((row.step for row in store.steps() if row.state == "done"), default=0)
+    return max(store.finished_steps(), default=0)

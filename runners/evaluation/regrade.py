@@ -149,7 +149,7 @@ class _Regrade:
         self._store = store
         self._records = records
         self._reward = make_reward(config.reward)
-        self._trained = {row.step for row in store.steps() if row.state == "done"}
+        self._trained = store.finished_steps()
 
     async def run(self) -> None:
         if not self._records:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -211,14 +212,17 @@ def read_status(run_dir: Path) -> Status:
         return read_store_status(store)
 
 
-def read_store_status(store: RunStore) -> Status:
-    """Return the status of the run of an open store."""
+def read_store_status(store: RunStore, *, alarms: Sequence[Alarm] | None = None) -> Status:
+    """Return the status of the run of an open store; ``alarms``: those after its last finished
+    step, if they are known.
+    """
     state, config = store.state(), store.config()
     dead = state.state is State.RUNNING and not state.driven
     done = [row for row in store.steps() if row.state == "done"]
     counts = count_training(done)
     tampered = store.query(
-        "SELECT rollout_id, message FROM rollout WHERE counts AND code = 'policy.tampered' "
+        "SELECT rollout_id, message FROM rollout WHERE rowid IN "
+        "(SELECT rowid FROM rollout WHERE counts = 1 AND code = 'policy.tampered') "
         f"ORDER BY step DESC, rollout_id DESC LIMIT {_TAMPERED_SHOWN}"
     )
     ((sampled, attempts),) = store.query(
@@ -257,15 +261,16 @@ def read_store_status(store: RunStore) -> Status:
             if (number := noted.data.get("set_aside", 0))
         },
         inexact=describe_inexactness(config),
-        alarms=advise_run(store),
+        alarms=advise_run(store) if alarms is None else list(alarms),
         tasks=count_tasks(rates) if (rates := read_task_rates(store)) else {},
     )
 
 
 def read_outcomes(store: RunStore) -> dict[str, int]:
     """Return the number of rollouts by outcome, the most frequent first."""
+    # "counts = 1": of "counts" alone SQLite takes the index of ids, and reads each row besides
     found = store.query(
-        "SELECT code, count(*) FROM rollout WHERE counts GROUP BY code ORDER BY 2 DESC, 1"
+        "SELECT code, count(*) FROM rollout WHERE counts = 1 GROUP BY code ORDER BY 2 DESC, 1"
     )
     return {code: count for code, count in found}
 

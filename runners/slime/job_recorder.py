@@ -19,7 +19,8 @@ from typing import Any
 from conf.errors import AgentrlError
 from conf.schema import Config
 from conf.task_sets import name_sets
-from runners.campaign.result import metrics_rows, summarize_evaluation
+from runners.adviser.metric_lines import MetricLines
+from runners.campaign.result import summarize_evaluation
 from runners.observe.curves import read_evaluations
 from runners.observe.metrics import MetricsWriter
 from runners.observe.remote_status import write_document
@@ -53,6 +54,8 @@ class JobRecorder:
         self._store = store
         # No TensorBoard events here: slime writes its own into the same folder.
         self._metrics = MetricsWriter(store.run_dir, tensorboard=False)
+        self._lines: MetricLines
+        """Set by ``start``."""
         self._started = time.monotonic()
         self._before_s = store.state().spent_s
         self._began_at: dict[int, float] = {}
@@ -69,7 +72,8 @@ class JobRecorder:
         rewind_job(self._config, self._store, done)
         drop_figures(self._store.run_dir, done)
         self._store.replace_config(self._config.model_dump(mode="json"))
-        self._metrics.rewrite(metrics_rows(self._store))
+        self._lines = MetricLines(self._store)  # of the steps that are left
+        self._metrics.rewrite(self._lines.read())
         self._publish()
 
     async def send_heartbeats(self) -> None:
@@ -78,7 +82,7 @@ class JobRecorder:
             try:
                 self._store.heartbeat()
                 if move_figures(self._store) is not None:
-                    self._metrics.rewrite(metrics_rows(self._store))
+                    self._metrics.rewrite(self._lines.read())
                 self._publish()
             except AgentrlError as error:  # a rollout that cannot be stored ends the job
                 _log.error("no heartbeat: %s", error)
@@ -130,7 +134,7 @@ class JobRecorder:
         """Record the evaluation of the policy after ``step`` steps, once."""
         if step not in {row.step for row in self._store.evaluations()}:
             self._store.finish_evaluation(step, summarize_evaluation(records))
-        self._metrics.rewrite(metrics_rows(self._store))
+        self._metrics.rewrite(self._lines.read())
         self._publish()
 
     def close(self) -> None:
@@ -138,7 +142,7 @@ class JobRecorder:
         if self._closed:
             return
         self._closed = True
-        done = {row.step for row in self._store.steps() if row.state == "done"}
+        done = self._store.finished_steps()
         over = len(done) >= self._config.run.steps
         self._store.set_state(
             State.DONE if over else State.INTERRUPTED,
@@ -159,16 +163,17 @@ class JobRecorder:
                 self._store.put_rollout(record)
             free = {"disk/free_mb": measure_free_mb(self._store.run_dir)}
             self._store.finish_step(step, metrics | free | dict(figures))
-            self._metrics.rewrite(metrics_rows(self._store))
+            self._metrics.rewrite(self._lines.read())
             self._publish()
         except AgentrlError as error:  # training goes on: only its metrics are missing
             _log.error("step %d has no metrics: %s", step, error)
 
     def _finished(self, step: int) -> bool:
-        return any(row.step == step and row.state == "done" for row in self._store.steps())
+        return step in self._store.finished_steps()
 
     def _publish(self) -> None:
-        write_document(self._store.run_dir / STATUS_FILE, read_store_status(self._store).to_dict())
+        status = read_store_status(self._store, alarms=self._lines.latest_alarms())
+        write_document(self._store.run_dir / STATUS_FILE, status.to_dict())
 
 
 def _summarize_step(

@@ -212,10 +212,12 @@ class CampaignTables:
         )
         return {session: (low, high) for session, low, high in rows}
 
-    def steps(self) -> list[StepRow]:
-        """Return every step that began, in order."""
+    def steps(self, first: int = 0) -> list[StepRow]:
+        """Return every step that began, in order, from ``first`` on."""
         rows = self._db.rows(
-            "SELECT step, tasks, metrics, started_at, finished_at FROM step ORDER BY step"
+            "SELECT step, tasks, metrics, started_at, finished_at FROM step WHERE step >= ? "
+            "ORDER BY step",
+            (first,),
         )
         return [
             StepRow(
@@ -229,19 +231,24 @@ class CampaignTables:
             for step, tasks, metrics, start, end in rows
         ]
 
-    def metric_rows(self, only: int | None = None) -> list[dict[str, Any]]:
-        """Return the metrics of each finished step (or of one), ``step`` among them, and those of
-        the last evaluation that was made during it: ``eval/…``.
+    def finished_steps(self) -> set[int]:
+        """Return the numbers of the steps that are finished."""
+        rows = self._db.rows("SELECT step FROM step WHERE finished_at IS NOT NULL")
+        return {step for (step,) in rows}
+
+    def metric_rows(self, first: int = 0) -> list[dict[str, Any]]:
+        """Return the metrics of each finished step from ``first`` on, ``step`` among them, and
+        those of the last evaluation that was made during it: ``eval/…``.
 
         The evaluation before the first step belongs to step 1; ``eval/step`` says how many updates
         the evaluated policy had.
         """
         rows = {
             row.step: {"step": row.step, **row.metrics}
-            for row in self.steps()
-            if row.state == "done" and only in (None, row.step)
+            for row in self.steps(first)
+            if row.state == "done"
         }
-        for evaluation in self.evaluations():
+        for evaluation in self.evaluations(first if first > 1 else 0):
             row = rows.get(max(1, evaluation.step))
             if row is not None:
                 row.update(
@@ -258,7 +265,10 @@ class CampaignTables:
             "INSERT INTO evaluation VALUES (?, ?, ?)", (step, dumps(result), time.time())
         )
 
-    def evaluations(self) -> list[EvaluationRow]:
-        """Return every finished evaluation, in order."""
-        rows = self._db.rows("SELECT step, result, finished_at FROM evaluation ORDER BY step")
+    def evaluations(self, first: int = 0) -> list[EvaluationRow]:
+        """Return every finished evaluation, in order, from the one after ``first`` steps on."""
+        rows = self._db.rows(
+            "SELECT step, result, finished_at FROM evaluation WHERE step >= ? ORDER BY step",
+            (first,),
+        )
         return [EvaluationRow(step, loads(result), at) for step, result, at in rows]

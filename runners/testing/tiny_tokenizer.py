@@ -5,6 +5,7 @@ on any text.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -47,6 +48,11 @@ LINES = (
 @cache
 def tiny_tokenizer() -> Tokenizer:
     """Train the tokenizer (about 0.05 s; the same in every process)."""
+    return train_tokenizer(LINES, 420)
+
+
+def train_tokenizer(lines: Iterable[str], vocabulary: int) -> Tokenizer:
+    """Train a tokenizer of so many tokens, without the added ones, on other lines."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -56,12 +62,12 @@ def tiny_tokenizer() -> Tokenizer:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=420,
+        vocab_size=vocabulary,
         show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         special_tokens=[],
     )
-    tokenizer.train_from_iterator(LINES, trainer)
+    tokenizer.train_from_iterator(lines, trainer)
     tokenizer.add_special_tokens(
         [AddedToken(text, special=True, normalized=False) for text in SPECIAL]
     )
@@ -69,10 +75,13 @@ def tiny_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def write_tiny_tokenizer(directory: Path) -> Path:
-    """Write ``tokenizer.json`` and ``tokenizer_config.json`` into ``directory`` and return it."""
+def write_tiny_tokenizer(directory: Path, tokenizer: Tokenizer | None = None) -> Path:
+    """Write ``tokenizer.json`` and ``tokenizer_config.json`` into ``directory`` and return it.
+
+    ``tokenizer``: another one of ``train_tokenizer``.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    tiny_tokenizer().save(str(directory / "tokenizer.json"))
+    (tokenizer or tiny_tokenizer()).save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text(
         json.dumps({"eos_token": "<|im_end|>"}), "utf-8"
     )

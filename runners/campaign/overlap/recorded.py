@@ -50,7 +50,7 @@ class RecordedSchedule:
                 "token with the same bits in any batch, as engine=embedded does"
             )
         with RunStore.open(run_dir, read_only=True) as store:
-            done = sum(row.state == "done" for row in store.steps())
+            done = len(store.finished_steps())
             rows = store.schedule()
             if not rows or done != config.run.steps:
                 raise ScheduleError(

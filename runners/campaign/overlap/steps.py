@@ -65,6 +65,8 @@ class OverlappedSteps:
         self._tasks: asyncio.TaskGroup | None = None
         self._evaluation: asyncio.Task[bool] | None = None
         """Of the weights that the engine has; they change when it has ended."""
+        self._shown = -1
+        """Groups that were admitted when rollouts were shown last."""
         self._gathered_at = self._ended_at = time.monotonic()
 
     async def run(self, saved: checkpoint.Checkpoint | None) -> None:
@@ -116,7 +118,10 @@ class OverlappedSteps:
     async def _admit(self) -> None:
         """Begin the groups that may run now."""
         await self._producer.admit()
-        self._show_rollouts()
+        admitted = self._schedule.state.admitted
+        if admitted != self._shown:  # to count them, the whole schedule is read
+            self._shown = admitted
+            self._show_rollouts()
 
     async def _gather(self) -> Batch:
         """Return the next batch, once its groups are ready and nobody would be late for it."""

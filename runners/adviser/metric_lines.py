@@ -1,0 +1,72 @@
+"""The lines of ``metrics.jsonl``: each finished step's metrics, with the alarms after it.
+
+Invariant: they are those that a new reader would return. Steps that can change no more are neither
+read nor judged again: a long run costs a driver what is new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from runners.adviser.adviser import ALARMS, advise
+from runners.adviser.alarm import Alarm
+from runners.adviser.history import History, StepFacts, read_duplicates, read_steps
+from runners.store.run_store import RunStore
+
+LATE_STEPS = 8
+"""Steps for which figures may come after a step has ended, beside those by which rollouts may be
+older than their training (``run.staleness``).
+"""
+STALENESS = 4
+"""Of a run whose configuration does not say it."""
+
+
+class MetricLines:
+    """The lines of one run, as it goes on; a run that is taken back needs a new reader."""
+
+    def __init__(self, store: RunStore) -> None:
+        self._store = store
+        self._config = store.config()
+        staleness = self._config.get("run", {}).get("staleness")
+        self._late = LATE_STEPS + (STALENESS if staleness is None else staleness)
+        self._facts: dict[int, StepFacts] = {}
+        """By step, in order."""
+        self._alarms: dict[int, list[Alarm]] = {}
+        self._duplicates: Mapping[str, Any] = {}
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return all lines; raises StoreError."""
+        return self._read(0)
+
+    def read_step(self, step: int) -> dict[str, Any]:
+        """Return the line of a finished step; raises StoreError."""
+        return self._read(step)[0]
+
+    def latest_alarms(self) -> list[Alarm]:
+        """Return the alarms after the last step that was read."""
+        return self._alarms[max(self._alarms)] if self._alarms else []
+
+    def _read(self, first: int) -> list[dict[str, Any]]:
+        self._update()
+        return [
+            {**row, ALARMS: [alarm.to_dict() for alarm in self._alarms[row["step"]]]}
+            for row in self._store.metric_rows(first)
+        ]
+
+    def _update(self) -> None:
+        """Read the steps that may have changed, and judge all from the first that has."""
+        first = max(self._facts, default=0) - self._late
+        fresh = {facts.step: facts for facts in read_steps(self._store, first)}
+        duplicates = read_duplicates(self._store)
+        changed = [step for step, facts in fresh.items() if facts != self._facts.get(step)]
+        if duplicates != self._duplicates:
+            self._duplicates, changed = duplicates, [0]
+        if not changed:
+            return
+        self._facts = dict(sorted((self._facts | fresh).items()))
+        judged = [facts for facts in self._facts.values() if facts.outcomes]
+        history = History(self._config, judged, duplicates)
+        for step in self._facts:
+            if step >= min(changed):
+                self._alarms[step] = advise(history.until(step))
