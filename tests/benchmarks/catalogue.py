@@ -74,6 +74,14 @@ BENCHMARKS = (
         4,
     ),
     Benchmark(
+        "size",
+        "bench_size",
+        "what 1,024 sandboxes on 16 nodes take of gateway, driver and store",
+        "128 sandboxes, of few and of many turns",
+        "what a node has: the last table says when it is used up",
+        4,
+    ),
+    Benchmark(
         "overlap",
         "bench_overlap",
         "steps per hour of asynchronous campaigns, in virtual time",
@@ -105,6 +113,7 @@ BENCHMARKS = (
         "an ordinary step",
         1,
     ),
+    Benchmark("status", "bench_status", "a run's status of 10,000 rollouts", "-", "-", 1),
     Benchmark("store", "bench_store", "a turn made durable", "-", "the disk", 1),
     Benchmark(
         "what_if",
