@@ -55,7 +55,15 @@ def _render(found: WhatIf) -> RenderableType:
 
     from runners.trajectory.printable import make_printable
 
-    table = Table(box=SIMPLE_HEAD, title="what if", title_justify="left", padding=(0, 1))
+    # Two spaces between columns: millions of tokens in a thousand groups fit into 80 columns.
+    table = Table(
+        box=SIMPLE_HEAD,
+        title="what if",
+        title_justify="left",
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+    )
     for name in ("step", "rules"):
         table.add_column(name, no_wrap=True)
     for name in ("reward", "groups", "tokens", "up", "down", "pull", "turned"):
@@ -71,7 +79,8 @@ def _render(found: WhatIf) -> RenderableType:
         for key, (old, new) in found.changed.items()
         if not (old is None or new is None) or len(found.changed) == 1
     ]
-    return Group(*changed, table, *(Text(make_printable(line)) for line in _describe(found)))
+    notes = (Text(make_printable(line)) for line in _describe(found))
+    return Group(*changed, table, Text(), *notes)
 
 
 def _add_rows(
@@ -111,9 +120,11 @@ def _describe(found: WhatIf) -> Iterator[str]:
         )
     else:
         yield f"the run's own rules reproduce what is stored of {rollouts}, bit for bit"
+    if found.rewards_unchecked:
+        yield "rewards are taken as stored: the run's own reward.target was not called again"
     if found.reward_saw_less:
         yield "reward.target saw the stored verdicts, which do not name every test"
     if found.failures:
         name, reason = next(iter(found.failures.items()))
         many = format_quantity(len(found.failures), "failure")
-        yield f"{many} under the other rules, the first of {name}: {reason}"
+        yield f"{many}, the first of {name}: {reason}"

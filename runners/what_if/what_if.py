@@ -49,10 +49,14 @@ class WhatIf:
     """Rollouts whose stored reward, advantage or trained tokens do not follow from the store under
     the run's own rules: another version of agentrl, or of a plug-in, computed them.
     """
+    rewards_unchecked: bool = False
+    """The run's own reward is a plug-in, which was not called again: its rewards are as stored."""
     reward_saw_less: bool = False
     """A plug-in computed rewards: ``Verdict.tests`` was empty, since not every name is stored."""
     failures: dict[str, str] = field(default_factory=dict)
-    """Rollouts, or groups, for which a plug-in of the other rules gave nothing, with the reason."""
+    """Rollouts, or groups, of which the other rules made nothing, with the reason: a plug-in gave
+    none, or the stored turns cannot be read.
+    """
 
     @property
     def total(self) -> tuple[RuleFigures, RuleFigures]:
@@ -90,7 +94,13 @@ def ask_what_if(
         check = Repayment(rules.before) if rules.before.reward.kind == "tests" else None
         repayment = Repayment(rules.after) if rules.pays_differently else None
         own_code = repayment is not None and rules.after.reward.kind == "custom"
-        found = WhatIf(str(run_dir), rules.changed, [], reward_saw_less=own_code)
+        found = WhatIf(
+            str(run_dir),
+            rules.changed,
+            [],
+            rewards_unchecked=check is None,
+            reward_saw_less=own_code,
+        )
         for step in find_trained_steps(store, rules.before):
             note(step.step)
             records, load = step.records, _load_once(store)

@@ -189,3 +189,14 @@ def test_a_plug_in_is_paid_by_what_is_stored_and_its_failures_are_named(
     wanted = sum((r.verdict or {})["fail_to_pass"][0] + (r.tool_calls or r.turns) for r in paid)
     assert found.total[1].reward_sum == wanted
     assert (found.total[0].graded, found.total[1].graded) == (len(graded), len(paid))
+
+
+def test_rewards_of_a_run_s_own_plug_in_are_taken_as_stored_and_the_answer_says_so(
+    tmp_path: Path, run: Path
+) -> None:
+    (tmp_path / "pay.py").write_text("def pay(result):\n    return result.summary.turns / 8\n")
+    own = ["reward=custom", f"reward.target={tmp_path / 'pay.py'}:pay"]
+    train_run(tmp_path / "own", own).close()
+    found = ask_what_if(tmp_path / "own", [])
+    assert (found.rewards_unchecked, found.not_reproduced) == (True, [])
+    assert not ask_what_if(run, own).rewards_unchecked  # its own are computed again
