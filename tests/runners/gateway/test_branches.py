@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import tracemalloc
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -281,3 +283,26 @@ def test_a_long_session_holds_each_token_once(parts: tuple[Renderer, Tokenizer])
     tracemalloc.stop()
     assert held < 8 * tokens + 8192 * len(nodes), "each token once, and little besides"
     assert branches.graph.nodes
+
+
+def test_threads_that_take_turns_in_turn_are_continued_in_place(
+    parts: tuple[Renderer, Tokenizer],
+) -> None:
+    gateway = PlacingGateway(*parts)
+    program = Program(gateway, named=True)
+    threads = [MAIN_THREAD, "a1", "a2"]
+    for _ in range(6):  # of which some find the memory full and move on
+        for thread in threads:
+            program.say(thread, "faithful")
+    by_thread = {
+        thread: [place.prompt for place in gateway.places if place.thread == thread]
+        for thread in threads
+    }
+    for prompts in by_thread.values():
+        assert any(np.shares_memory(*pair) for pair in pairwise(prompts))
+        assert not any(
+            np.shares_memory(prompts[-1], other[-1])
+            for other in by_thread.values()
+            if other is not prompts
+        )
+    gateway.check()
