@@ -20,6 +20,7 @@ import asyncio
 import json
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -169,7 +170,8 @@ def main() -> None:
         )
         turns = measure_turns(models[0])
         gaps = asyncio.run(measure_gaps(models, args.changes))
-    for row in [*turns, *gaps]:
+    rows: list[Mapping[str, float | str]] = [*turns, *gaps]
+    for row in rows:
         print("  ".join(f"{name} {value:>6}" for name, value in row.items()))
     print(json.dumps({"benchmark": "engine_turns", "turns": turns, "gaps": gaps}))
 

@@ -102,7 +102,7 @@ BENCHMARKS = (
         "bench_engine --threads 1",
         "tokens per second of the embedded engine",
         "transformers.generate, one by one and as one batch",
-        "-",
+        "the forward passes of the same work alone",
         5,
     ),
     Benchmark(
