@@ -91,6 +91,15 @@ Chain = Annotated[
         metavar="N", help="Of ROLLOUT: show this branch's conversation.", show_default=False
     ),
 ]
+Wire = Annotated[
+    int | None,
+    typer.Option(
+        metavar="TURN",
+        help="Of ROLLOUT: show this turn's request and answer as they were on the wire "
+        "(gateway.record_wire).",
+        show_default=False,
+    ),
+]
 Full = Annotated[bool, typer.Option("--full", help="Of ROLLOUT: show long texts whole.")]
 
 
@@ -110,6 +119,7 @@ def rollouts(
     offset: Offset = 0,
     chain: Chain = None,
     full: Full = False,
+    wire: Wire = None,
     as_json: Json = False,
 ) -> None:
     """List the rollouts of a run, running or ended, or show one; the run is only read."""
@@ -127,13 +137,18 @@ def rollouts(
             **{"kind": kind, "min_reward": least, "search": search, "sort": sort},
         }
     )
-    if rollout is None and (chain is not None or full):
-        raise ViewError("--chain and --full are of one rollout: name it, or drop them")
+    if rollout is None and (chain is not None or full or wire is not None):
+        raise ViewError("--chain, --full and --wire are of one rollout: name it, or drop them")
+    if wire is not None and (chain is not None or full):
+        raise ViewError("--wire shows one turn, whole: drop --chain and --full")
     if rollout is not None and (query != RolloutQuery() or (limit, offset) != (_PAGE, 0)):
         raise ViewError(f"filters and pages are of the list: drop them, or drop {rollout}")
     if as_json and (chain is not None or full):
         raise ViewError("--json has every branch and whole texts: drop --chain and --full, or it")
     with RunStore.open(run, read_only=True) as store:
+        if rollout is not None and wire is not None:
+            _show_wire(store, rollout, wire, as_json=as_json)
+            return
         if rollout is not None:
             _show(store, rollout, chain, full=full, as_json=as_json)
             return
@@ -161,6 +176,17 @@ def _show(store: RunStore, rollout: str, chain: int | None, *, full: bool, as_js
         print_json({**view.exported.trajectory, "attempts": view.attempts})
     else:
         stdout().print(render_rollout(view, chain, None if full else _LINES), soft_wrap=False)
+
+
+def _show_wire(store: RunStore, rollout: str, turn: int, *, as_json: bool) -> None:
+    from cli.invocation import print_json, stdout
+    from runners.viewer.wire_view import find_wire, render_wire, wire_to_dict
+
+    found = find_wire(store, rollout, turn)
+    if as_json:
+        print_json(wire_to_dict(found))
+    else:
+        stdout().print(render_wire(found), soft_wrap=True)
 
 
 def _index(run: Path, store: RunStore) -> None:

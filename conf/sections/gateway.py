@@ -62,4 +62,6 @@ class GatewayConfig(Section):
     """Port on 127.0.0.1 with figures for Prometheus; null: none."""
     ping_s: PositiveFloat
     """Seconds between SSE pings while the engine works."""
+    record_wire: bool
+    """Store each turn's request and answer as they were on the wire, secrets out."""
     limits: GatewayLimitsConfig

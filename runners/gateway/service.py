@@ -42,6 +42,7 @@ from runners.gateway.text_pool import TextPool
 from runners.gateway.text_work import make_text_work
 from runners.gateway.texts import Texts
 from runners.gateway.turn_log import AsyncTurnLog, TurnLog
+from runners.gateway.wire_recorder import find_environment_secrets
 from runners.processes.ports import BACKLOG
 from runners.store.run_store import RunStore
 
@@ -93,6 +94,7 @@ async def serve(
         routing=settings.routing,
         output_parser=parser,
         compaction_window=settings.compaction_window,
+        wire_secrets=find_environment_secrets() if settings.record_wire else None,
     )
     registry = SessionRegistry(
         services,

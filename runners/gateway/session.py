@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -56,9 +57,11 @@ from runners.gateway.tokenizer import ParsedResponse
 from runners.gateway.turn_log import AsyncTurnLog
 from runners.gateway.turn_record import count_added, make_turn
 from runners.gateway.turn_seeds import SeedPlace, TurnSeeds
+from runners.gateway.wire_recorder import WireRecorder, WireRequest
 from runners.trajectory.printable import shorten
 from runners.trajectory.record import IdArray, Turn
 from runners.trajectory.routing import RoutingShape, TurnRouting
+from runners.trajectory.wire import WireExchange
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +89,8 @@ class SessionServices:
     """As ``GatewaySettings.compaction_window``."""
     counts: GatewayCounts = field(default_factory=GatewayCounts)
     """Sums over all sessions."""
+    wire_secrets: Sequence[str] | None = None
+    """Texts to hide in recorded requests; None: requests are not recorded."""
 
 
 class Session:
@@ -104,6 +109,8 @@ class Session:
         self.id = session_id
         self.finished = False
         self.counters = SessionCounters()
+        secrets = services.wire_secrets
+        self._wire = None if secrets is None else WireRecorder(secrets)
         self.budget = SessionBudget(services.limits)
         self.failures = ServiceFailures()
         self._services = services
@@ -167,8 +174,10 @@ class Session:
             self.failures.add("gateway")
             raise
 
-    def start_turn(self, request: TurnRequest, builder: ResponseBuilder) -> InFlightTurn:
-        """Begin a turn, or join the one that answers the same request.
+    def start_turn(
+        self, request: TurnRequest, builder: ResponseBuilder, sent: WireRequest | None = None
+    ) -> InFlightTurn:
+        """Begin a turn, or join the one that answers the same request; ``sent`` is to be recorded.
 
         Raises Refused if the session is finished or its turns are spent. A prompt that is refused
         ends the turn (``InFlightTurn.wait_until_placed``).
@@ -192,7 +201,7 @@ class Session:
         # A task of its own, not the HTTP handler's: it must outlive a client that disconnects after
         # the sampling, and several clients can wait for it.
         task = asyncio.get_running_loop().create_task(
-            self._run_turn(turn, prepared, builder), name=f"turn-{self.id}"
+            self._run_turn(turn, prepared, builder, sent), name=f"turn-{self.id}"
         )
         task.add_done_callback(lambda _: self._on_turn_done(turn, prepared.fingerprint, thread))
         turn.outcome = task
@@ -200,6 +209,11 @@ class Session:
         self._in_flight.add(turn)
         self._started += 1
         return turn
+
+    @property
+    def records_wire(self) -> bool:
+        """True if requests are recorded as they came."""
+        return self._wire is not None
 
     async def count_tokens(self, parsed: ParsedRequest) -> int:
         """Return the number of tokens that the prompt of this request would have."""
@@ -292,6 +306,7 @@ class Session:
         turn: InFlightTurn,
         prepared: PreparedRequest,
         builder: ResponseBuilder,
+        sent: WireRequest | None,
     ) -> dict[str, Any]:
         """Place, sample, parse and store a turn; return the body that answers it.
 
@@ -306,7 +321,7 @@ class Session:
             if taken != self._turns_of[thread]:  # another turn came in between
                 place = await self._find_placement(prepared)
             with self._reserve_seed(place) as seed:
-                return await self._take_turn(turn, prepared, builder, place, seed, arrived)
+                return await self._take_turn(turn, prepared, builder, place, seed, arrived, sent)
 
     async def _take_turn(
         self,
@@ -316,6 +331,7 @@ class Session:
         place: Placement,
         seed: SeedPlace | None,
         arrived: float,
+        sent: WireRequest | None,
     ) -> dict[str, Any]:
         request, started_at = prepared.request, time.time()
         generation = await self._generate(request, place, seed.seed if seed else None)
@@ -331,12 +347,21 @@ class Session:
             routing = self._capture_routing(record, place.prompt, generation)
             # Durable before answered: whoever waits gets ``response`` only after this. If it
             # fails, the branches do not have the turn either, and the client gets an error.
-            await self._services.turn_log.add_turn(record, routing)
+            await self._services.turn_log.add_turn(
+                record, routing, partial(self._record_wire, sent, response)
+            )
             self._add_turn(record, place, prepared, answer, response)
             if self._seeds and seed:
                 self._seeds.add_turn(seed)
             self.counters.retokenization_mismatches += not retokenizes
         return response
+
+    def _record_wire(
+        self, sent: WireRequest | None, response: Mapping[str, Any]
+    ) -> WireExchange | None:
+        if sent is None or self._wire is None:
+            return None
+        return self._wire.record(sent, response)
 
     def _make_record(
         self,

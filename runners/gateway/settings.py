@@ -121,6 +121,8 @@ class GatewaySettings(BaseModel):
     """The same for the port."""
     metrics_port: PositiveInt | None = None
     """As in ``gateway``; the front of several processes serves it."""
+    record_wire: bool = False
+    """As in ``gateway``."""
     replicas: PositiveInt = 1
     """As in ``gateway``; more than 1 are served by a process of their own in front of them."""
     replica: ReplicaSettings | None = None
@@ -178,5 +180,6 @@ class GatewaySettings(BaseModel):
             routing=routing,
             keep_rollouts=keep_rollouts,
             metrics_port=config.gateway.metrics_port if monitored else None,
+            record_wire=config.gateway.record_wire,
             replicas=config.gateway.replicas,
         )

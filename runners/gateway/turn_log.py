@@ -15,6 +15,7 @@ from runners.store.store_error import StoreError
 from runners.trajectory.record import RolloutRecord, Turn
 from runners.trajectory.routing import TurnRouting
 from runners.trajectory.session_summary import SessionSummary
+from runners.trajectory.wire import WireExchange
 
 T = TypeVar("T")
 
@@ -26,8 +27,10 @@ class TurnLog(Protocol):
         """Record a new session; raises if the id was ever used."""
         ...
 
-    def add_turn(self, turn: Turn, routing: TurnRouting | None = None) -> None:
-        """Record a turn, and its routing if there is any."""
+    def add_turn(
+        self, turn: Turn, routing: TurnRouting | None = None, wire: WireExchange | None = None
+    ) -> None:
+        """Record a turn, and its routing and its wire bodies if there are any."""
         ...
 
     def turns(self, session_id: str) -> list[Turn]:
@@ -73,9 +76,14 @@ class AsyncTurnLog:
         """See ``TurnLog.add_session``."""
         await self._run(lambda: self._opened.add_session(session_id, info))
 
-    async def add_turn(self, turn: Turn, routing: TurnRouting | None = None) -> None:
-        """See ``TurnLog.add_turn``."""
-        await self._run(lambda: self._opened.add_turn(turn, routing))
+    async def add_turn(
+        self,
+        turn: Turn,
+        routing: TurnRouting | None = None,
+        wire: Callable[[], WireExchange | None] = lambda: None,
+    ) -> None:
+        """See ``TurnLog.add_turn``; ``wire`` is called on the log's thread."""
+        await self._run(lambda: self._opened.add_turn(turn, routing, wire()))
 
     async def turns(self, session_id: str) -> list[Turn]:
         """See ``TurnLog.turns``."""

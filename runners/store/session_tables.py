@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import zlib
 from functools import cached_property
 from typing import Any
 
@@ -10,11 +11,14 @@ from runners.store.arrays import TurnArrays
 from runners.store.database import Database
 from runners.store.json_text import dumps, loads
 from runners.store.record_rows import ROUTING, TURNS, read_routing, read_turn, routing_block
-from runners.store.tables import ROUTING_SINCE
+from runners.store.tables import ROUTING_SINCE, WIRE_SINCE
 from runners.trajectory.record import Turn
 from runners.trajectory.routing import RoutingShape, TurnRouting
 from runners.trajectory.session_summary import SessionSummary, TurnReply, summarize_session
+from runners.trajectory.wire import WireExchange
 
+WIRE_LEVEL = 3
+"""Of zlib: a body is read by few and written for every turn."""
 SAMPLED_TOKENS = "coalesce(nullif(output_count, 0), json_extract(usage, '$.completion_tokens'), 0)"
 """The sampled tokens of a row of ``turn``: its ids, or without ids those that were counted."""
 
@@ -46,18 +50,51 @@ class SessionTables:
             row[0]: loads(row[1]) for row in self._db.rows("SELECT session_id, info FROM session")
         }
 
-    def add_turn(self, turn: Turn, routing: TurnRouting | None = None) -> None:
+    def add_turn(
+        self, turn: Turn, routing: TurnRouting | None = None, wire: WireExchange | None = None
+    ) -> None:
         """Store a turn durably: first its arrays, then the rows that refer to them."""
         with self._db.translate_errors():
             block = self._arrays.append(turn.prompt_new, turn.output_ids, turn.output_logprobs)
-            if routing is None:
+            if routing is None and wire is None:
                 self._db.execute(TURNS.insert, TURNS.encode(turn, block))
                 return
-            written = self._arrays.append_routing(routing.experts)
+            written = None if routing is None else self._arrays.append_routing(routing.experts)
             with self._db.write():
                 self._db.execute(TURNS.insert, TURNS.encode(turn, block))
-                place = routing_block(turn, routing, *written, file=block.file)
-                self._db.execute(ROUTING.insert, ROUTING.encode(place))
+                if routing is not None and written is not None:
+                    place = routing_block(turn, routing, *written, file=block.file)
+                    self._db.execute(ROUTING.insert, ROUTING.encode(place))
+                if wire is not None:
+                    self._add_wire(turn, wire)
+
+    def _add_wire(self, turn: Turn, wire: WireExchange) -> None:
+        values = (
+            *(turn.session_id, turn.index, wire.path, dumps(wire.headers)),
+            *(zlib.compress(wire.request, WIRE_LEVEL), wire.request_bytes),
+            *(zlib.compress(wire.answer, WIRE_LEVEL), wire.answer_bytes),
+        )
+        self._db.execute("INSERT INTO wire VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
+
+    def wire(self, session_id: str, index: int) -> WireExchange | None:
+        """Return what was recorded of a turn's request and answer; None: nothing was."""
+        if self._version() < WIRE_SINCE:
+            return None
+        rows = self._db.rows(
+            "SELECT path, headers, request, request_bytes, answer, answer_bytes FROM wire "
+            "WHERE session_id = ? AND turn_index = ?",
+            (session_id, index),
+        )
+        for path, headers, request, request_bytes, answer, answer_bytes in rows:
+            return WireExchange(
+                path=path,
+                headers=[(name, value) for name, value in loads(headers)],
+                request=zlib.decompress(request),
+                request_bytes=request_bytes,
+                answer=zlib.decompress(answer),
+                answer_bytes=answer_bytes,
+            )
+        return None
 
     def routing(self, session_id: str) -> dict[int, TurnRouting]:
         """Return the routing of a session's turns by turn index; turns without any are left out."""
@@ -94,8 +131,11 @@ class SessionTables:
         return None
 
     def _holds_routing(self) -> bool:
+        return self._version() >= ROUTING_SINCE
+
+    def _version(self) -> int:
         version: int = self._db.rows("PRAGMA user_version")[0][0]
-        return version >= ROUTING_SINCE
+        return version
 
     def turns(self, session_id: str, *, texts: bool = True) -> list[Turn]:
         """Return a session's turns, in order; without ``texts`` request and reply are empty, which

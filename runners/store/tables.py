@@ -13,9 +13,11 @@ from runners.store.store_error import StoreError
 
 APPLICATION_ID = 0x61676E74
 """Marks a SQLite file as a run's store ("agnt")."""
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 ROUTING_SINCE = 3
 """First version that has the table ``routing``."""
+WIRE_SINCE = 5
+"""Likewise ``wire``."""
 
 ROLLOUT_ENDS = (
     "CREATE INDEX IF NOT EXISTS rollout_ends ON rollout "
@@ -88,7 +90,18 @@ CREATE TABLE schedule (
 ) STRICT;
 """
 
-MIGRATIONS = {1: LEDGER, 2: ROUTING_DDL, 3: SCHEDULE}
+WIRE = """
+-- Request and answer of a turn as they were on the wire, with gateway.record_wire; both are zlib's.
+-- Written by the gateway with the turn, never changed.
+CREATE TABLE wire (
+    session_id TEXT NOT NULL, turn_index INTEGER NOT NULL, path TEXT NOT NULL,
+    headers TEXT NOT NULL, request BLOB NOT NULL, request_bytes INTEGER NOT NULL,
+    answer BLOB NOT NULL, answer_bytes INTEGER NOT NULL,
+    PRIMARY KEY (session_id, turn_index)
+) STRICT;
+"""
+
+MIGRATIONS = {1: LEDGER, 2: ROUTING_DDL, 3: SCHEDULE, 4: WIRE}
 """Statements that bring a store of that version to the next one."""
 
 

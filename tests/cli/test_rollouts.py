@@ -69,7 +69,10 @@ def test_filters_select_and_json_has_all_of_it(agentrl: Agentrl, run_dir: Path) 
         (("train-000001-00-00", "--chain", "7"), "has 1 branches"),
         (("train-000001-00-00", "--only", "eval"), "filters and pages are of the list"),
         (("train-000001-00-00", "--offset", "1"), "filters and pages are of the list"),
-        (("--full",), "--chain and --full are of one rollout"),
+        (("--full",), "--chain, --full and --wire are of one rollout"),
+        (("train-000001-00-00", "--wire", "0", "--full"), "--wire shows one turn, whole"),
+        (("train-000001-00-00", "--wire", "0"), "set gateway.record_wire=true"),
+        (("train-000001-00-00", "--wire", "7"), "has no turn 7: it has 2"),
         (("train-000001-00-00", "--chain", "0", "--json"), "--json has every branch"),
     ],
 )

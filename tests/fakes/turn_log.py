@@ -9,6 +9,7 @@ from runners.store.store_error import StoreError
 from runners.trajectory.record import RolloutRecord, Turn
 from runners.trajectory.routing import TurnRouting
 from runners.trajectory.session_summary import SessionSummary
+from runners.trajectory.wire import WireExchange
 
 HANG_S = 300
 """Limit of a wait on a thread, which pytest's ``timeout`` cannot end."""
@@ -39,7 +40,9 @@ class HeldTurnLog:
             raise StoreError(f"session {session_id} exists")
         self.session_ids.add(session_id)
 
-    def add_turn(self, turn: Turn, routing: TurnRouting | None = None) -> None:
+    def add_turn(
+        self, turn: Turn, routing: TurnRouting | None = None, wire: WireExchange | None = None
+    ) -> None:
         """Record a turn once the test opens the log."""
         self.waiting.set()
         if not self.open.wait(timeout=HANG_S):

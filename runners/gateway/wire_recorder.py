@@ -1,0 +1,112 @@
+"""Records the requests of one session as they came, with secrets out and within bounds.
+
+Invariants: what is kept of a body has no more than ``BODY`` bytes, and of all bodies of a session
+``SESSION``, whatever its sandbox sends; a secret is taken out before a body is cut, so that no part
+of one is left at the cut.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from runners.store.json_text import clean_text, dumps
+from runners.trajectory.printable import shorten
+from runners.trajectory.wire import WireExchange
+
+MB = 1 << 20
+BODY, SESSION = 4 * MB, 256 * MB
+"""Bytes, uncompressed."""
+HEADERS, HEADER_CHARS = 100, 2000
+HIDDEN = "***"
+_SECRET = re.compile(
+    r"auth|key|token|secret|cookie|passw|credential|signature|session-id", re.IGNORECASE
+)
+"""Names of headers, and of variables of the environment, whose values are hidden."""
+_SHORTEST = 8
+"""Characters of a variable's value that is taken for a secret: "1" and "true" are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class WireRequest:
+    """A request as the server has read it."""
+
+    path: str
+    headers: Sequence[tuple[str, str]]
+    body: Sequence[bytes]
+    """In the pieces in which it came."""
+
+
+def find_environment_secrets(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Return the values of variables whose names say that they are secret."""
+    return [
+        value
+        for name, value in environment.items()
+        if _SECRET.search(name) and len(value) >= _SHORTEST and "/" not in value[:1]
+    ]
+
+
+class WireRecorder:
+    """The recordings of one session; ``record`` is called on one thread."""
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        self._secrets = _write_forms(secrets)
+        self._left = SESSION
+
+    def record(self, request: WireRequest, answer: Mapping[str, Any]) -> WireExchange:
+        """Return what is kept of a request and its answer."""
+        keys = [value for name, value in request.headers if _SECRET.search(name)]
+        own = _write_forms(part for value in keys for part in (value, value.rpartition(" ")[2]))
+        secrets = [*own, *self._secrets]
+        said = dumps(answer).encode()
+        return WireExchange(
+            path=_hide(request.path.encode("utf-8", "replace"), secrets).decode("utf-8", "replace"),
+            headers=[_show(name, value, secrets) for name, value in request.headers[:HEADERS]],
+            request=self._keep(request.body, secrets),
+            request_bytes=sum(map(len, request.body)),
+            answer=self._keep([said], secrets),
+            answer_bytes=len(said),
+        )
+
+    def _keep(self, pieces: Sequence[bytes], secrets: Sequence[bytes]) -> bytes:
+        """Return the beginning of a body without secrets, and count it."""
+        limit = min(BODY, self._left)
+        kept = _hide(_begin(pieces, limit + max(map(len, secrets), default=0)), secrets)[:limit]
+        self._left -= len(kept)
+        return kept
+
+
+def _begin(pieces: Sequence[bytes], limit: int) -> bytes:
+    """Return the first bytes of a body without joining all of it."""
+    found, size = [], 0
+    for piece in pieces:
+        found.append(piece[: limit - size])
+        size += len(found[-1])
+        if size == limit:
+            break
+    return b"".join(found)
+
+
+def _show(name: str, value: str, secrets: Sequence[bytes]) -> tuple[str, str]:
+    if _SECRET.search(name):
+        return clean_text(shorten(name, HEADER_CHARS)), HIDDEN
+    shown = _hide(clean_text(value).encode(), secrets).decode()
+    return clean_text(shorten(name, HEADER_CHARS)), shorten(shown, HEADER_CHARS)
+
+
+def _hide(text: bytes, secrets: Sequence[bytes]) -> bytes:
+    for secret in secrets:
+        text = text.replace(secret, HIDDEN.encode())
+    return text
+
+
+def _write_forms(secrets: Iterable[str]) -> list[bytes]:
+    """Return secrets as they stand in a body, in JSON's escapes too, the longest first: one may be
+    a part of another.
+    """
+    known = {secret for secret in secrets if len(secret) >= _SHORTEST}
+    plain = {secret.encode("utf-8", "replace") for secret in known}
+    return sorted(plain | {dumps(secret)[1:-1].encode() for secret in known}, key=len)[::-1]
