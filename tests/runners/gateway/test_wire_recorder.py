@@ -55,6 +55,11 @@ def test_a_secret_header_is_hidden_and_so_is_its_value_wherever_it_stands(
     assert KEY not in repr(found)
 
 
+def test_a_secret_header_too_short_to_be_looked_for_is_hidden_itself() -> None:
+    found = WireRecorder([]).record(send(b"{}", ("x-api-key", "abc")), {})
+    assert found.headers == [("x-api-key", "***")]
+
+
 def test_secrets_of_the_environment_are_hidden_in_json_s_escapes_too() -> None:
     environment = {"HUB_TOKEN": 'quo"ted\\secret', "HOME": "/root/my-home", "MY_KEY": "1"}
     secrets = find_environment_secrets(environment)
