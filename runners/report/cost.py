@@ -40,7 +40,8 @@ class Cost:
     @property
     def per_solved_task(self) -> float | None:
         """``total`` by the tasks that were solved; None without one."""
-        return self.total / self.tasks_solved if self.priced and self.tasks_solved else None
+        total = self.total
+        return total / self.tasks_solved if total is not None and self.tasks_solved else None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as JSON."""
