@@ -23,6 +23,8 @@ REFUSED = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
 class MlflowTracker:
     """Writes to one run of MLflow."""
 
+    keeps_at_once = True
+
     def __init__(self, config: MlflowConfig, run: TrackedRun) -> None:
         self._config = config
         self._tracked = run

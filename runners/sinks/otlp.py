@@ -14,12 +14,13 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from hashlib import sha256
+from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from conf.sections.observe import OtlpConfig
 from runners.observe.swimlane import without_texts
-from runners.sinks.delivery import Delivery, SinkError
+from runners.sinks.delivery import Delivery, EntryRefused, SinkError
 from runners.sinks.rollout_spans import SpanFacts, describe_attempt
 from runners.store.run_store import RunStore
 from runners.trajectory.record import TASK_SET, RolloutRecord
@@ -30,50 +31,75 @@ if TYPE_CHECKING:
 PATH = "/v1/traces"
 SEND_S = 10.0
 """Time of one request, retries of the exporter included."""
+REFUSED = (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+"""What a collector answers to spans that it will never take; others may pass after them."""
 
 _log = logging.getLogger(__name__)
 
 
-class Exporter(Protocol):
-    """OpenTelemetry's ``SpanExporter``, as far as it is used."""
+class Client:
+    """OpenTelemetry's exporter, with the status of the last answer."""
 
-    def export(self, spans: Any) -> Any:
-        """Send spans; return whether they were taken."""
-        ...
+    def __init__(self, url: str) -> None:
+        """Make the exporter, which connects to nothing yet; raises what it does if a variable of
+        its own is wrong.
+        """
+        import requests
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    def shutdown(self) -> None:
-        """Close connections."""
-        ...
+        session = requests.Session()
+        session.hooks["response"].append(self._note)
+        # Any: its `shutdown` has no types.
+        self._exporter: Any = OTLPSpanExporter(endpoint=url + PATH, timeout=SEND_S, session=session)
+        self._status = 0
+
+    def send(self, spans: list[ReadableSpan]) -> None:
+        """Send spans; raises SinkError, and EntryRefused if these are never taken."""
+        self._status = 0
+        if self._exporter.export(spans).name == "SUCCESS":
+            return
+        failed = EntryRefused if self._status in REFUSED else SinkError
+        raise failed("the collector does not take spans (its reason is in the log)")
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._exporter.shutdown()
+
+    def _note(self, answer: Any, *_: Any, **__: Any) -> None:
+        self._status = answer.status_code
 
 
 class SpanSink:
     """Sends each attempt that has ended (``delivery.Sink``)."""
 
-    def __init__(self, run_dir: Path, exporter: Exporter) -> None:
+    def __init__(self, run_dir: Path, url: str) -> None:
         self._run_dir = run_dir
-        self._exporter = exporter
+        self._url = url
+        self._client: Client | None = None
         self._store: RunStore | None = None
         self._run_id = ""
 
     def open(self) -> None:
         """Open the store for this thread; turns are read from it."""
+        self._client = Client(self._url)
         self._store = RunStore.open(self._run_dir, read_only=True)
         self._run_id = self._store.run_id
 
     def take(self, entry: tuple[RolloutRecord, float]) -> None:
         """Export an attempt, which ended at that time; raises SinkError."""
         assert self._store is not None
+        assert self._client is not None
         record, ended_at = entry
         facts = describe_attempt(self._store, record, ended_at)
         spans = make_spans(
             facts, run=self._run_dir.name, seed=f"{self._run_id}/{record.session_id}"
         )
-        if self._exporter.export(spans).name != "SUCCESS":
-            raise SinkError("the collector does not take spans (its reason is in the log)")
+        self._client.send(spans)
 
     def close(self, ended_well: bool) -> None:
         """Close the connections."""
-        self._exporter.shutdown()
+        if self._client is not None:
+            self._client.close()
         if self._store is not None:
             self._store.close()
 
@@ -154,8 +180,6 @@ async def open_span_feed(config: OtlpConfig, store: RunStore) -> AsyncIterator[S
     if config.url is None:
         yield None
         return
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-
     loop = asyncio.get_running_loop()
 
     def note(text: str) -> None:
@@ -166,8 +190,7 @@ async def open_span_feed(config: OtlpConfig, store: RunStore) -> AsyncIterator[S
         with suppress(RuntimeError):  # the loop is closed: the process exits
             loop.call_soon_threadsafe(note, text)
 
-    exporter = OTLPSpanExporter(endpoint=config.url + PATH, timeout=SEND_S)
-    delivery = Delivery("opentelemetry", SpanSink(store.run_dir, exporter), tell)
+    delivery = Delivery("opentelemetry", SpanSink(store.run_dir, config.url), tell)
     try:
         yield SpanFeed(delivery)
     finally:

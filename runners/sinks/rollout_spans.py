@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from runners.store.run_store import RunStore
 from runners.store.session_tables import SAMPLED_TOKENS
 from runners.trajectory.outcome import TEARDOWN, OutcomeClass, Stage
-from runners.trajectory.record import TASK_SET, RolloutRecord
+from runners.trajectory.record import MAIN_THREAD, TASK_SET, RolloutRecord
 
 ORDER = (*(stage.value for stage in Stage if stage is not Stage.END),)
 Value = str | bool | int | float
@@ -107,7 +107,10 @@ def _describe_turns(store: RunStore, session_id: str) -> Iterator[SpanFacts]:
         "ORDER BY turn_index",
         (session_id,),
     )
+    threads = {MAIN_THREAD: MAIN_THREAD}
     for row in rows:
+        # A program names its threads as it likes, and a task's text may be in a name.
+        thread = threads.setdefault(row["thread"], f"thread-{len(threads)}")
         usage = json.loads(row["usage"])
         yield SpanFacts(
             "turn",
@@ -119,7 +122,7 @@ def _describe_turns(store: RunStore, session_id: str) -> Iterator[SpanFacts]:
                 "gen_ai.usage.output_tokens": int(row["sampled"]),
                 "agentrl.finish_reason": row["finish_reason"],
                 "agentrl.turn": row["turn_index"],
-                "agentrl.thread": row["thread"],
+                "agentrl.thread": thread,
                 "agentrl.branch": row["branch"],
                 "agentrl.weight_version": row["weight_version"],
                 "agentrl.engine_s": row["engine_s"],

@@ -28,6 +28,9 @@ class TrackedRun:
 class Tracker(Protocol):
     """A client of a tracking service; its calls may block and raise."""
 
+    keeps_at_once: bool
+    """An entry outlives this process when ``log`` has returned, and not only after ``close``."""
+
     def open(self, run_id: str | None) -> str:
         """Begin a run, or go on with the one of this id; return its id."""
         ...
@@ -65,8 +68,10 @@ class TrackerSink:
             return
         self._tracker.log(entry)
         self._sent.add(entry)
-        write_sent(self._file, self._sent)
+        if self._tracker.keeps_at_once:
+            write_sent(self._file, self._sent)
 
     def close(self, ended_well: bool) -> None:
         """End the tracker's run."""
         self._tracker.close(ended_well)
+        write_sent(self._file, self._sent)

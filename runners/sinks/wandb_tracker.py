@@ -21,6 +21,9 @@ INIT_S = 30.0
 class WandbTracker:
     """Writes to one run of W&B."""
 
+    keeps_at_once = False
+    """Its own process buffers rows, and ends without writing them when ours is killed."""
+
     def __init__(self, config: WandbConfig, run: TrackedRun) -> None:
         self._config = config
         self._tracked = run

@@ -17,6 +17,8 @@ class Collector:
 
     url: str
     status: int = 200
+    refused: bytes | None = None
+    """A body that holds it is too large (413)."""
     bodies: list[bytes] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
 
@@ -46,12 +48,15 @@ def serve_collector() -> Iterator[Collector]:
             body = self.rfile.read(int(self.headers["content-length"]))
             if self.headers.get("content-encoding") == "gzip":
                 body = gzip.decompress(body)
-            if collector.status == 200 and self.path == "/v1/traces":
+            status = collector.status if self.path == "/v1/traces" else 404
+            if collector.refused is not None and collector.refused in body:
+                status = 413
+            if status == 200:
                 collector.bodies.append(body)
                 collector.headers.append(
                     {name.lower(): text for name, text in self.headers.items()}
                 )
-            self.send_response(collector.status if self.path == "/v1/traces" else 404)
+            self.send_response(status)
             self.send_header("content-type", "application/x-protobuf")
             self.send_header("content-length", "0")
             self.end_headers()

@@ -40,6 +40,8 @@ START_S = 120.0
 STOP_S = 4.0
 """For each step of ending one: before the driver, which gives the front twice 5 s, kills it."""
 PAUSE, RESUME, METRICS = f"{ADMIN}pause", f"{ADMIN}resume", f"{ADMIN}metrics"
+METRICS_S = 3.0
+"""For a process's figures: less than the whole answer may take."""
 RESTARTS = 5
 RESTARTS_S = 600.0
 """More restarts than this in this time are no accidents: the gateway ends."""
@@ -166,10 +168,14 @@ class ReplicaSet:
         """Return what each process that is there counts, by its number."""
         live = [replica for replica in self.all if replica.url]
         headers = {"authorization": f"Bearer {self._admin_key}"}
-        calls = (
-            self._forwarder.call("GET", f"{replica.url}{METRICS}", b"", headers) for replica in live
+
+        async def read(url: str) -> tuple[int, bytes]:
+            async with asyncio.timeout(METRICS_S):  # one that hangs hides none of the others
+                return await self._forwarder.call("GET", url + METRICS, b"", headers)
+
+        answers = await asyncio.gather(
+            *(read(replica.url) for replica in live), return_exceptions=True
         )
-        answers = await asyncio.gather(*calls, return_exceptions=True)
         return {
             str(replica.number): orjson.loads(answer[1])
             for replica, answer in zip(live, answers, strict=True)

@@ -16,7 +16,7 @@ from runners.store.run_store import RunStore
 from runners.tasks.contract import Task
 from runners.trajectory.record import RolloutRecord
 from tests.fakes.otlp_collector import Collector, serve_collector
-from tests.fakes.records import LOST, a_rollout
+from tests.fakes.records import LOST, a_rollout, a_turn
 from tests.runners.rollouts.world import World, world
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
@@ -93,6 +93,34 @@ async def test_a_collector_that_refuses_or_is_away_costs_a_warning_and_the_spans
     assert len(texts) == 4
     assert "opentelemetry: 2 entries were not delivered" in texts
     assert any("does not take spans" in text for text in texts)
+
+
+async def test_an_attempt_that_the_collector_never_takes_holds_up_no_other(
+    tmp_path: Path, task: Task
+) -> None:
+    async with world(tmp_path, task) as here:
+        records = await here.pool().run(here.specs(3))
+        with serve_collector() as collector:
+            collector.refused = records[0].rollout_id.encode()
+            await send(here, collector, records)
+            await asyncio.sleep(0)
+        texts = [event.data["error"] for event in here.store.events("sink_failed")]
+    sent = b"".join(collector.bodies)
+    assert [record.rollout_id.encode() in sent for record in records] == [False, True, True]
+    assert texts[1:] == ["opentelemetry: 1 entries were not delivered"]
+
+
+def test_a_name_that_a_program_gives_a_thread_is_in_no_span(tmp_path: Path) -> None:
+    names = ("main", "the text of a file", "another", "the text of a file")
+    with RunStore.create(tmp_path / "run", {}) as store:
+        record = a_rollout()
+        store.add_session(record.session_id, {})
+        for index, name in enumerate(names):
+            store.add_turn(a_turn(record.session_id, index, thread=name))
+        facts = describe_attempt(store, record, ended_at=100.0)
+    [harness] = [span for span in facts.inside if span.name == "harness"]
+    threads = [turn.attributes["agentrl.thread"] for turn in harness.inside]
+    assert threads == ["main", "thread-1", "thread-2", "thread-1"]
 
 
 def test_a_failed_attempt_is_an_error_and_one_without_a_session_has_its_stages(

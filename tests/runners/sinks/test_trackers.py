@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import struct
 from collections.abc import Iterator
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +19,9 @@ from conf.errors import ConfigError
 from runners.sinks import libraries
 from runners.sinks.libraries import find_sink_errors
 from runners.sinks.mlflow_tracker import name_metrics
-from runners.sinks.open_trackers import TrackerFeed
+from runners.sinks.open_trackers import TrackerFeed, make_trackers
 from runners.sinks.step_entries import split_row
+from runners.sinks.tracker import TRACKERS, TrackerSink
 from runners.store.run_store import RunStore
 
 BLOCK, FULL, LAST = 1 << 15, 1, 4
@@ -107,6 +111,36 @@ async def test_wandb_goes_on_with_the_same_run_and_has_each_step_once(run_dir: P
     assert losses == [(step, step / 8) for step in range(1, 6)]
     rates = [(row["step"], row["eval/solve_rate"]) for row in rows if "eval/solve_rate" in row]
     assert rates == [(0, 0.25), (2, 0.5), (4, 0.5)]
+
+
+def track_and_be_killed(run_dir: Path, settings: list[str]) -> None:
+    """Hand 2 steps to W&B, then end as by ``kill -9``."""
+    config = compose(settings)
+    with RunStore.create(run_dir, config.model_dump(mode="json")) as store:
+        [tracker] = make_trackers(config, store).values()
+        sink = TrackerSink(tracker, run_dir / TRACKERS / "wandb.json")
+        sink.open()
+        for step in (1, 2):
+            for row in finish_step(store, step):
+                for entry in split_row(row, {}):
+                    sink.take(entry)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def test_wandb_gets_again_what_its_process_lost_with_a_run_that_was_killed(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.delenv("WANDB_SERVICE", raising=False)  # of W&B's process of this one
+    settings = ["observe.wandb.project=mine", "observe.wandb.mode=offline"]
+    killed = get_context("spawn").Process(target=track_and_be_killed, args=(run_dir, settings))
+    killed.start()
+    await asyncio.to_thread(killed.join)
+    assert killed.exitcode == -signal.SIGKILL
+    assert await execute(run_dir, settings, range(3, 4), ended_well=True) == []
+    rows = read_wandb(run_dir / "trackers")
+    assert len({row["run"] for row in rows}) == 1
+    assert {row["step"] for row in rows} == {1, 2, 3}
 
 
 @pytest.fixture
