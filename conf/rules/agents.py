@@ -41,6 +41,11 @@ def sandbox_rules(
         f"gateway.public_url={url} needs a fixed port, and gateway.port=0 takes any free one: set "
         "gateway.port to the port that the URL leads to",
     )
+    yield (
+        gateway.metrics_port is not None and gateway.metrics_port == gateway.port,
+        f"gateway.metrics_port={gateway.metrics_port} is gateway.port, too: choose another, of "
+        "which agents know nothing",
+    )
     if isinstance(sandbox, E2bSandboxConfig):
         guard_s = rollout.deadlines.guard_s
         yield (

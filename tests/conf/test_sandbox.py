@@ -64,3 +64,9 @@ def test_a_sandbox_refuses_the_keys_of_another() -> None:
 
 def test_local_limits_of_the_agent_program_do_not_apply_to_remote_sandboxes() -> None:
     compose([*E2B, "harness=claude_code"])
+
+
+def test_the_port_of_the_metrics_is_not_that_of_the_agents() -> None:
+    with pytest.raises(ConfigError, match=r"gateway\.metrics_port=8080 is gateway\.port, too"):
+        compose(["gateway.port=8080", "gateway.metrics_port=8080"])
+    compose(["gateway.port=8080", "gateway.metrics_port=8081"])

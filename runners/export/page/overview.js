@@ -14,7 +14,9 @@ async function overview() {
   const head = make("div", { class: "title" }, make("h1", {}, run.name), run.state ? make("span", { class: STATES[run.state] ?? "dim" }, run.state) : null);
   const keys = make("p", { class: "dim" }, "A square is a group: the share of its rollouts that solved the task. ", make("kbd", {}, "?"), " shows the keys.");
   if (!groups.length) return [head, empty("No rollout has ended yet.")];
-  return [head, keys, ...[...steps.values()].map(stepCard)];
+  // The newest first: the evaluation after a step follows it.
+  const newest = [...steps.values()].sort(([a], [b]) => b.step - a.step || (a.split === "eval" ? -1 : 1));
+  return [head, keys, ...newest.map(stepCard)];
 }
 
 function stepCard(members) {
