@@ -32,7 +32,7 @@ PATH = "/v1/traces"
 SEND_S = 10.0
 """Time of one request, retries of the exporter included."""
 REFUSED = (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
-"""What a collector answers to spans that it will never take; others may pass after them."""
+"""Answers of a collector to spans that it will never take; others may pass after them."""
 
 _log = logging.getLogger(__name__)
 

@@ -29,9 +29,9 @@ Smaller slices delay the new weights more.
 MIN_GAIN = 2
 """A slice computes at least this many times the tokens that a step adds, or it never catches up."""
 MAX_SPANS = 4
-"""Where a slice would have more spans than this, each a product of its own, it computes the next
-token of all rows instead, as a decode step does, ``MIN_GAIN`` times: for 16 rows that takes less
-than half of the time.
+"""Spans of a slice, each a product of its own, beyond which it computes the next token of all rows
+instead, as a decode step does, ``MIN_GAIN`` times: for 16 rows that takes less than half of the
+time.
 """
 PATIENCE = 3
 """Slices double, and compute all rows at once, whenever this many times the slices have passed that
