@@ -15,7 +15,6 @@ import html
 import logging
 import os
 import re
-import secrets
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +28,7 @@ from aiohttp import web
 from conf.cache import cache_root
 from conf.errors import AgentrlError, error_text
 from runners.export.page_assets import STYLE, build_served_page, read_asset, script_names
+from runners.processes.secret_file import load_secret
 from runners.store.json_text import dumps
 from runners.viewer.filters import ViewError
 from runners.viewer.page_reader import PageReader
@@ -205,19 +205,11 @@ def load_token() -> str:
     """Return the secret of this user's addresses, kept so that links stay; raises ViewError."""
     path = cache_root() / "viewer" / "token"
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with suppress(FileExistsError):
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with os.fdopen(handle, "w") as file:
-                file.write(secrets.token_urlsafe(18))
-        token = path.read_text("ascii").strip()
-        if len(token) < 20 or path.stat().st_mode & 0o077:
-            raise ViewError(f"{path} is no secret: delete it, then retry")
+        return load_secret(path)
     except (OSError, ValueError) as error:
         raise ViewError(
             f"{path} cannot be used ({error}): set XDG_CACHE_HOME to another directory"
         ) from error
-    return token
 
 
 def check_requests(token: str) -> Any:

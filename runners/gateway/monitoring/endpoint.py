@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import os
-import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from runners.gateway.http_answers import key_of
 from runners.gateway.listening import GatewayFailed, end_connections
 from runners.gateway.monitoring.exposition import write_exposition
 from runners.processes.ports import BACKLOG, listen
+from runners.processes.secret_file import load_secret
 
 ReadCounts = Callable[[], Awaitable[Mapping[str, Mapping[str, Any]]]]
 """Returns what each process of the gateway has counted, by its number."""
@@ -74,16 +73,8 @@ def load_key() -> str:
     """Return the key, made at the first time; raises GatewayFailed."""
     path = key_path()
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with suppress(FileExistsError):
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with os.fdopen(handle, "w") as file:
-                file.write(secrets.token_urlsafe(32))
-        key = path.read_text("ascii").strip()
-        if len(key) < 20 or path.stat().st_mode & 0o077:
-            raise ValueError("it is no secret: delete it, then retry")
+        return load_secret(path)
     except (OSError, ValueError) as error:
         raise GatewayFailed(
             f"{path}, the key of gateway.metrics_port, is unusable: {error}"
         ) from error
-    return key
