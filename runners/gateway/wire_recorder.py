@@ -58,13 +58,15 @@ class WireRecorder:
 
     def record(self, request: WireRequest, answer: Mapping[str, Any]) -> WireExchange:
         """Return what is kept of a request and its answer."""
-        keys = [value for name, value in request.headers if _SECRET.search(name)]
+        # No more: each is looked for in all of the body, on the thread that stores all turns.
+        headers = request.headers[:HEADERS]
+        keys = [value for name, value in headers if _SECRET.search(name)]
         own = _write_forms(part for value in keys for part in (value, value.rpartition(" ")[2]))
         secrets = [*own, *self._secrets]
         said = dumps(answer).encode()
         return WireExchange(
             path=_hide(request.path.encode("utf-8", "replace"), secrets).decode("utf-8", "replace"),
-            headers=[_show(name, value, secrets) for name, value in request.headers[:HEADERS]],
+            headers=[_show(name, value, secrets) for name, value in headers],
             request=self._keep(request.body, secrets),
             request_bytes=sum(map(len, request.body)),
             answer=self._keep([said], secrets),
