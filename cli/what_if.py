@@ -31,7 +31,7 @@ def what_if(run: RunDir, overrides: Overrides = None, as_json: Json = False) -> 
     reward, groups with a gradient, trained tokens, their shares that are made likelier (up) and
     less likely (down), the sum of weight × |advantage| over them (pull), and the rollouts whose
     advantage has another sign (turned). Exit code 1: what is stored does not follow from the store
-    under the run's own rules.
+    under the run's own rules, or the other rules failed and leave nothing to train.
     """
     from cli.invocation import print_json, stderr, stdout
     from runners.what_if.what_if import ask_what_if

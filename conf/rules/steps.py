@@ -36,10 +36,11 @@ def step_rules(run: RunConfig, task: TaskConfig, trainer: TrainerConfig) -> Iter
             f"{task.train_tasks}: raise task.train_tasks or lower run.tasks_per_step",
         )
     group = run.rollouts_per_task
+    lower = " or lower trainer.min_group" if group > 1 else ""  # one rollout has no comparison
     yield (
         run.steps > 0 and group < trainer.min_group,
         f"run.rollouts_per_task={group} is less than trainer.min_group={trainer.min_group}: "
-        "no group could ever be trained; raise run.rollouts_per_task",
+        f"no group could ever be trained; raise run.rollouts_per_task{lower}",
     )
     yield (
         run.steps > 0 and trainer.minibatches > run.tasks_per_step * group,

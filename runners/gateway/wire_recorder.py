@@ -75,8 +75,13 @@ class WireRecorder:
 
     def _keep(self, pieces: Sequence[bytes], secrets: Sequence[bytes]) -> bytes:
         """Return the beginning of a body without secrets, and count it."""
-        limit = min(BODY, self._left)
-        kept = _hide(_begin(pieces, limit + max(map(len, secrets), default=0)), secrets)[:limit]
+        limit, longest = min(BODY, self._left), max(map(len, secrets), default=0)
+        begin = _begin(pieces, limit + longest)
+        kept = _hide(begin, secrets)
+        if len(begin) < sum(map(len, pieces)):
+            # Its end may be a part of a secret, and what was hidden before moved it to the front.
+            kept = kept[: max(0, len(kept) - longest)]
+        kept = kept[:limit]
         self._left -= len(kept)
         return kept
 

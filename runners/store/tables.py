@@ -146,13 +146,13 @@ def migrate(db: Database) -> None:
 
 def _missing(db: Database) -> list[str]:
     """Return the statements that add the columns and the index that an older store lacks."""
-    has_index = db.rows("SELECT 1 FROM sqlite_schema WHERE name = 'rollout_ends'")
-    statements = [] if has_index else [ROLLOUT_ENDS]
+    statements: list[str] = []
     for table in (TURNS, ROUTING, ROLLOUTS):
         present = {row["name"] for row in db.rows(f"PRAGMA table_info({table.name})")}
         if present:  # a table that a migration is yet to create lacks nothing
             statements += table.add_missing(present)
-    return statements
+    has_index = db.rows("SELECT 1 FROM sqlite_schema WHERE name = 'rollout_ends'")
+    return statements if has_index else [*statements, ROLLOUT_ENDS]  # of columns that then exist
 
 
 def _version(db: Database) -> int:

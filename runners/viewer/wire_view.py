@@ -13,6 +13,9 @@ from runners.trajectory.wire import WireExchange
 from runners.viewer.filters import ViewError
 from runners.viewer.rollout_view import open_rollout
 
+SMALL = 10_000
+"""Characters of indented JSON that are shown however short it was when it came."""
+
 
 def find_wire(store: RunStore, rollout_id: str, turn: int) -> WireExchange:
     """Return what was recorded of a turn of a rollout; raises ViewError if nothing was."""
@@ -51,7 +54,21 @@ def render_wire(wire: WireExchange) -> Text:
 def _show_body(kept: bytes, whole: int) -> list[str]:
     text = kept.decode("utf-8", "replace")
     try:
-        text = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
-    except (ValueError, RecursionError):  # cut off; shown as it came
+        return [_indent(json.loads(text), 4 * len(text) + SMALL) or text]
+    except (ValueError, RecursionError):
+        if len(kept) == whole:
+            return [text]
         return [text, f"… cut off: {len(kept):,} bytes are kept, it came with {whole:,}"]
-    return [text]
+
+
+def _indent(value: Any, limit: int) -> str | None:
+    """Return a value as indented JSON; None if that has more than ``limit`` characters: of deep
+    lists, which a sandbox may send, nearly all of them would be blanks.
+    """
+    parts, size = [], 0
+    for part in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(value):
+        size += len(part)
+        if size > limit:
+            return None
+        parts.append(part)
+    return "".join(parts)

@@ -18,8 +18,8 @@ from conf.schema import Config
 from runners.store.run_store import RunStore
 
 ANSWERED = (
-    "fanout.",
-    "reward.",
+    "fanout",
+    "reward",
     "rollout.replace_flat",
     "trainer.accept_reward",
     "trainer.advantage",
@@ -30,7 +30,7 @@ ANSWERED = (
     "trainer.normalize_std",
     "trainer.train_unfinished",
 )
-"""Keys, or sections (ending in a dot), whose effect follows from what a run stored."""
+"""Keys, or sections, whose effect follows from what a run stored."""
 
 
 class WhatIfError(AgentrlError):
@@ -76,20 +76,13 @@ def change_rules(store: RunStore, overrides: Sequence[str]) -> Rules:
 
 
 def _is_answered(key: str) -> bool:
-    return any(
-        key.startswith(each) if each[-1] == "." else _is_under(key, each) for each in ANSWERED
-    )
-
-
-def _is_under(key: str, known: str) -> bool:
-    """Return whether a key is a known one, or an option of the plug-in that stands there."""
-    return key == known or key.startswith(f"{known}.")
+    """Return whether a key is such a one, in such a section, or an option of a plug-in there."""
+    return any(f"{key}.".startswith(f"{each}.") for each in ANSWERED)
 
 
 def _refuse(key: str, run_dir: Path) -> str:
-    keys = ", ".join(each.rstrip(".") for each in ANSWERED)
     return (
         f"{key}: what it would have changed is not in {run_dir}: other rollouts would have been "
-        f"sampled, or other gradients computed. A run's store answers for {keys}; drop the "
-        "override, or start a run with it"
+        f"sampled, or other gradients computed. A run's store answers for {', '.join(ANSWERED)}; "
+        "drop the override, or start a run with it"
     )

@@ -66,8 +66,11 @@ class WhatIf:
 
     @property
     def exit_code(self) -> ExitCode:
-        """1 if the store is not what today's code makes of it."""
-        return ExitCode.FAILURE_BUDGET if self.not_reproduced else ExitCode.DONE
+        """1 if the store is not what today's code makes of it, or if the other rules failed and
+        leave nothing to train.
+        """
+        nothing = bool(self.failures) and not self.total[1].groups_with_gradient
+        return ExitCode.FAILURE_BUDGET if self.not_reproduced or nothing else ExitCode.DONE
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of ``--json``."""

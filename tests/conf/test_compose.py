@@ -210,6 +210,7 @@ def test_all_faults_are_reported_at_once() -> None:
         ("sampling.max_new_tokens=1024", "leaves no room for a prompt"),
         ("engine.cache_tokens=1000", "one long rollout would not fit"),
         ("run.rollouts_per_task=1", "raise run.rollouts_per_task"),
+        ("trainer.min_group=9", "raise run.rollouts_per_task or lower trainer.min_group"),
         ("run.tasks_per_step=513", "is more than task.train_tasks=512"),
         (
             "reward=test",

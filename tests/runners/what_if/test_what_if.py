@@ -185,10 +185,21 @@ def test_a_plug_in_is_paid_by_what_is_stored_and_its_failures_are_named(
     assert tampered
     assert set(found.failures) == tampered
     assert found.reward_saw_less
+    assert found.exit_code is ExitCode.DONE
     paid = [r for r in graded if r.rollout_id not in tampered]
     wanted = sum((r.verdict or {})["fail_to_pass"][0] + (r.tool_calls or r.turns) for r in paid)
     assert found.total[1].reward_sum == wanted
     assert (found.total[0].graded, found.total[1].graded) == (len(graded), len(paid))
+
+
+def test_a_reward_that_fails_for_every_rollout_ends_with_exit_code_1(
+    tmp_path: Path, run: Path
+) -> None:
+    (tmp_path / "pay.py").write_text("def pay(result):\n    return float('nan')\n")
+    found = ask_what_if(run, ["reward=custom", f"reward.target={tmp_path / 'pay.py'}:pay"])
+    assert (found.not_reproduced, found.total[1].graded) == ([], 0)
+    assert len(found.failures) == found.total[0].graded
+    assert found.exit_code is ExitCode.FAILURE_BUDGET
 
 
 def test_rewards_of_a_run_s_own_plug_in_are_taken_as_stored_and_the_answer_says_so(
