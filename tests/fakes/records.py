@@ -60,6 +60,15 @@ def a_turn(session_id: str = "train-000001-00-00-a0", index: int = 0, **changes:
     return replace(turn, **changes)
 
 
+def append_turn(turns: list[Turn], session_id: str, parent: int | None, **changes: Any) -> None:
+    """Add a session's next turn, whose prompt goes on where turn ``parent`` ended."""
+    before = None if parent is None else turns[parent]
+    kept = 0 if before is None else before.prompt_tokens + before.output_tokens
+    turn = a_turn(session_id, len(turns), parent=parent, prompt_kept=kept, **changes)
+    usage = {"prompt_tokens": turn.prompt_tokens, "completion_tokens": turn.output_tokens}
+    turns.append(replace(turn, usage=usage))
+
+
 def run_with_parts(run_dir: Path, credit: float) -> RunStore:
     """Return a run in which one rollout of four, and one evaluated rollout, solved a part."""
     store = RunStore.create(run_dir, {**CONFIG, "reward": {"partial_credit": credit}})
@@ -193,26 +202,20 @@ class _Session:
         **changes: Any,
     ) -> None:
         """Add a turn of 2 new prompt tokens per message and 3 sampled ones."""
-        index, before = len(self.turns), None if parent is None else self.turns[parent]
-        kept = 0 if before is None else before.prompt_kept + len(before.prompt_new) + 3
         offered = {"tools": changes.pop("tools")} if "tools" in changes else {}
-        self.turns.append(
-            a_turn(
-                self._id,
-                index,
-                branch=branch,
-                segment=segment,
-                parent=parent,
-                prompt_kept=kept,
-                prompt_new=self._ids(2 * len(sent)),
-                output_ids=self._ids(3),
-                output_logprobs=np.array([-0.05, -0.7, -2.5], np.float32),
-                request={"messages": sent, "max_tokens": 64, **offered, **(hint or {})},
-                reply={"role": "assistant", "content": reply}
-                | ({"tool_calls": calls} if calls else {}),
-                usage={"prompt_tokens": kept + 2 * len(sent), "completion_tokens": 3},
-                **changes,
-            )
+        append_turn(
+            self.turns,
+            self._id,
+            parent,
+            branch=branch,
+            segment=segment,
+            prompt_new=self._ids(2 * len(sent)),
+            output_ids=self._ids(3),
+            output_logprobs=np.array([-0.05, -0.7, -2.5], np.float32),
+            request={"messages": sent, "max_tokens": 64, **offered, **(hint or {})},
+            reply={"role": "assistant", "content": reply}
+            | ({"tool_calls": calls} if calls else {}),
+            **changes,
         )
 
     def _ids(self, count: int) -> np.ndarray:

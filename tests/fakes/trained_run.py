@@ -29,7 +29,7 @@ from runners.training.step_samples import build_samples
 from runners.training.stored_rollout import load_rollout
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
 from runners.trajectory.record import RolloutRecord, Turn
-from tests.fakes.records import LOST, a_rollout, a_turn
+from tests.fakes.records import LOST, a_rollout, append_turn
 
 BUDGET = Outcome(OutcomeCode.BUDGET_TURNS, Stage.HARNESS, "too many turns", None)
 TAMPERED = Outcome(OutcomeCode.POLICY_TAMPERED, Stage.GRADE, "the tests were changed", None)
@@ -171,21 +171,17 @@ class _Talk:
             (self._chains, self._chains + 1) if before is None else (before.segment, self._chains)
         )
         prompt, output = self._draw(), self._draw()
-        self.turns.append(
-            a_turn(
-                self._id,
-                index,
-                branch=branch,
-                segment=segment,
-                parent=parent,
-                prompt_kept=0 if before is None else before.prompt_tokens + before.output_tokens,
-                prompt_new=prompt,
-                output_ids=output,
-                output_logprobs=np.full(len(output), -0.5, np.float32),
-                malformed_calls=int(self._rng.random() < 0.1),
-                usage={"prompt_tokens": len(prompt), "completion_tokens": len(output)},
-                **changes,
-            )
+        append_turn(
+            self.turns,
+            self._id,
+            parent,
+            branch=branch,
+            segment=segment,
+            prompt_new=prompt,
+            output_ids=output,
+            output_logprobs=np.full(len(output), -0.5, np.float32),
+            malformed_calls=int(self._rng.random() < 0.1),
+            **changes,
         )
         self._last[branch] = index
 
