@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,6 +31,11 @@ class ProgramCommand(TyperCommand):
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the pieces of the usage line."""
         return [*super().collect_usage_pieces(ctx), "[-- PROGRAM ARGUMENTS]"]
+
+
+def join_lines(command: object) -> str:
+    """Return a command's docstring with one line to a paragraph, which any terminal can wrap."""
+    return re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(command) or "")
 
 
 def examples(*lines: str) -> str:

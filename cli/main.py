@@ -34,7 +34,7 @@ from cli import (
     watch,
     what_if,
 )
-from cli.arguments import ProgramCommand
+from cli.arguments import ProgramCommand, join_lines
 from cli.invocation import Invocation
 
 app = typer.Typer(
@@ -94,6 +94,8 @@ app.command("dump-trajectories", epilog=dump.EXAMPLES, rich_help_panel=_LOOK)(
 )
 app.command(epilog=completion.EXAMPLES, rich_help_panel=_SERVE)(completion.completion)
 app.command(cls=ProgramCommand, epilog=gateway.EXAMPLES, rich_help_panel=_SERVE)(gateway.gateway)
+for _command in (*app.registered_commands, *tasks.app.registered_commands):
+    _command.help = join_lines(_command.callback)
 
 
 def main(arguments: list[str] | None = None) -> None:
