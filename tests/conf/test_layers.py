@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -30,21 +32,35 @@ def test_only_groups_with_a_precedence_have_values_for_other_sections() -> None:
     assert {group for group, _ in LAYERS} == set(ORDER)
 
 
+def conditional_keys(
+    content: dict[str, Any], conditions: dict[str, str]
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the keys of a section of defaults, each with the choices that it needs."""
+    for name, value in content.items():
+        other, is_condition, wanted = name.partition("=")
+        if is_condition:
+            yield from conditional_keys(value, conditions | {other: wanted})
+        else:
+            yield name, conditions
+
+
 @pytest.mark.parametrize(("group", "choice"), LAYERS)
 def test_every_value_for_another_section_is_one_of_its_keys(group: str, choice: str) -> None:
-    for name, content in choice_file(group, choice)[OTHER_SECTIONS].items():
-        other, is_condition, wanted = name.partition("=")
-        conditions = {group: choice} | ({other: wanted} if is_condition else {})
-        keys = content if is_condition else {name: content}
+    content = choice_file(group, choice)[OTHER_SECTIONS]
+    for key, conditions in conditional_keys(content, {group: choice}):
+        section = key.partition(".")[0]
+        assert section != group or len(conditions) > 1, f"{key} belongs in the file itself"
         choices = default_choices() | conditions
-        for key in keys:
-            section = key.partition(".")[0]
-            assert section != group, f"{key} belongs in the file itself"
-            if section in groups() and "." in key:
-                known = lookup(choice_content(section, choices[section]), key.partition(".")[2])[0]
-                assert known, (
-                    f"{key} needs a condition: {section}={choices[section]} has no such key"
-                )
+        if section in groups() and "." in key:
+            known = lookup(choice_content(section, choices[section]), key.partition(".")[2])[0]
+            assert known, f"{key} needs a condition: {section}={choices[section]} has no such key"
+
+
+def test_the_tiny_policy_of_a_scenario_is_the_same_for_every_task() -> None:
+    for choices in ([], ["task=jsonl", "task.path=rows.jsonl"]):
+        for scenario in groups()["scenario"]:
+            mine = compose([f"scenario={scenario}", "model=tiny", *choices])
+            assert mine.model == compose([f"scenario={scenario}"]).model
 
 
 def test_the_model_wins_over_the_harness_and_the_command_line_over_both() -> None:
