@@ -18,6 +18,8 @@ from rich.text import Text
 
 DEADLINE_S = 1800.0
 COLUMNS, LINES = 100, 30
+PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+"""Finds this environment's ``agentrl`` first."""
 THEME = TerminalTheme(
     (24, 26, 31),
     (214, 217, 222),
@@ -68,6 +70,7 @@ class Terminal:
             check=True,
             capture_output=True,
             text=True,
+            env=os.environ | {"PATH": PATH},  # a new session's is its client's, whatever -e says
         ).stdout
 
 
@@ -76,7 +79,6 @@ def start_terminal(folder: Path) -> Iterator[Terminal]:
     """Start a shell in ``folder`` that finds ``agentrl``, and end it."""
     terminal = Terminal(folder / "tmux.sock")
     environment = {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PS1": "$ ",
         "COLORTERM": "truecolor",
         "TERM": "xterm-256color",
