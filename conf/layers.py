@@ -1,8 +1,8 @@
 """Defaults of a choice for other sections: what is run decides, not the smallest example.
 
 A choice's YAML file may have a section ``other_sections``: the values of other sections that belong
-to this choice (the tiny policy's 96 tokens per turn, an agent program's window). Precedence, the
-later one wins::
+to this choice (the tiny policy's 96 tokens per turn, an agent program's window), and those of its
+own that depend on another choice (under ``GROUP=CHOICE``). Precedence, the later one wins::
 
     config.yaml and the chosen YAML files
         < trainer < engine < task < eval_task < harness < model < --config < KEY=VALUE

@@ -16,10 +16,10 @@ TABLE = CONF_DIR / "keys.json"
 HEAD = """# Keys
 
 Every key with its type, default and comment, written from the schema and the YAML files by
-`python -m conf.write_reference`; a test compares. A chosen model, task, agent, engine or
-trainer brings other values for some keys of other sections: `agentrl show KEY CHOICES…` prints a key with
-the value that counts, and where it comes from. `???`: the key has no default. How to set keys:
-[configuration](configuration.md).
+`python -m conf.write_reference`; a test compares. A chosen model, task, agent,
+engine or trainer has values of its own for some keys of other sections: `agentrl show KEY CHOICES…`
+prints a key with the value that counts, and where it comes from. `???`: the key has no default. How
+to set keys: [configuration](configuration.md).
 """
 
 
