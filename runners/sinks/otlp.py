@@ -35,10 +35,24 @@ REFUSED = (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
 """Answers of a collector to spans that it will never take; others may pass after them."""
 
 _log = logging.getLogger(__name__)
+_exporter_log = logging.getLogger("opentelemetry.exporter")
+"""It says there, and nowhere else, why an export has failed."""
+
+
+class FirstMessage(logging.Handler):
+    """Keeps a logger's first message; without a handler Python would print each on stderr."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a message, unless there is one: those after it say less (``max retries``)."""
+        self.text = self.text or record.getMessage()
 
 
 class Client:
-    """OpenTelemetry's exporter, with the status of the last answer."""
+    """OpenTelemetry's exporter, with the status of the last answer and its reason."""
 
     def __init__(self, url: str) -> None:
         """Make the exporter, which connects to nothing yet; raises what it does if a variable of
@@ -52,18 +66,21 @@ class Client:
         # Any: its `shutdown` has no types.
         self._exporter: Any = OTLPSpanExporter(endpoint=url + PATH, timeout=SEND_S, session=session)
         self._status = 0
+        self._reason = FirstMessage()
+        _exporter_log.addHandler(self._reason)
 
     def send(self, spans: list[ReadableSpan]) -> None:
         """Send spans; raises SinkError, and EntryRefused if these are never taken."""
-        self._status = 0
+        self._status, self._reason.text = 0, ""
         if self._exporter.export(spans).name == "SUCCESS":
             return
         failed = EntryRefused if self._status in REFUSED else SinkError
-        raise failed("the collector does not take spans (its reason is in the log)")
+        raise failed(f"the collector does not take spans: {self._reason.text}")
 
     def close(self) -> None:
         """Close the connections."""
         self._exporter.shutdown()
+        _exporter_log.removeHandler(self._reason)
 
     def _note(self, answer: Any, *_: Any, **__: Any) -> None:
         self._status = answer.status_code

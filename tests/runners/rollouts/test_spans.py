@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,9 @@ async def test_a_collector_that_refuses_or_is_away_costs_a_warning_and_the_spans
         texts = [event.data["error"] for event in here.store.events("sink_failed")]
     assert len(texts) == 4
     assert "opentelemetry: 2 entries were not delivered" in texts
-    assert any("does not take spans" in text for text in texts)
+    assert any("does not take spans: Failed to export" in text for text in texts)
+    assert any("does not take spans: Transient error" in text for text in texts)
+    assert logging.getLogger("opentelemetry.exporter").handlers == []
 
 
 async def test_an_attempt_that_the_collector_never_takes_holds_up_no_other(
