@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -9,9 +10,15 @@ from pydantic import AfterValidator, Field
 from conf.sections.plugin import PluginConfig, by_name
 from conf.sections.section import BaseUrl, Section
 
+_HOST_AND_PORT = re.compile(r"[^/:]+:\d+(/.*)?")
+
 
 def _check_store(uri: str) -> str:
-    if not uri.strip() or any(sign in uri for sign in "@?#"):
+    if not uri.strip():
+        raise ValueError("must be a URL or a folder; null: nothing is sent there")
+    if _HOST_AND_PORT.fullmatch(uri):  # MLflow would take it for a folder
+        raise ValueError(f"must begin with http:// or https:// for a server: http://{uri}")
+    if any(sign in uri for sign in "@?#"):
         raise ValueError(
             "must hold no user, password or query, since the configuration is stored and shown: "
             "MLflow reads MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD and "

@@ -40,7 +40,7 @@ class Tracker(Protocol):
         ...
 
     def close(self, ended_well: bool) -> None:
-        """End the run, which a resume opens again."""
+        """End the run, which a resume opens again; raises what it does if entries may be lost."""
         ...
 
 

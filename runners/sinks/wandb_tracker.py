@@ -55,6 +55,7 @@ class WandbTracker:
                 silent=True,
                 init_timeout=INIT_S,
                 finish_timeout=CLOSE_S,  # also of W&B's own hook at the end of the process
+                finish_timeout_raises=True,  # else rows that stay here would count as sent
             ),
         )
         self._run.define_metric("step", hidden=True)
@@ -66,5 +67,7 @@ class WandbTracker:
         self._run.log({"step": entry.step, **entry.values}, step=entry.place, commit=True)
 
     def close(self, ended_well: bool) -> None:
-        """Finish the run; what is not uploaded after a while stays in its files."""
+        """Finish the run; raises TimeoutError if rows are not uploaded after a while, which stay in
+        its files.
+        """
         self._run.finish(exit_code=0 if ended_well else 1)

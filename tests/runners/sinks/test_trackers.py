@@ -17,11 +17,13 @@ import pytest
 from conf.compose import compose
 from conf.errors import ConfigError
 from runners.sinks import libraries
+from runners.sinks.delivery import CLOSE_S
 from runners.sinks.libraries import find_sink_errors
 from runners.sinks.mlflow_tracker import name_metrics
 from runners.sinks.open_trackers import TrackerFeed, make_trackers
-from runners.sinks.step_entries import split_row
-from runners.sinks.tracker import TRACKERS, TrackerSink
+from runners.sinks.step_entries import Sent, StepEntry, read_sent, split_row
+from runners.sinks.tracker import TRACKERS, TrackedRun, TrackerSink
+from runners.sinks.wandb_tracker import WandbTracker
 from runners.store.run_store import RunStore
 
 BLOCK, FULL, LAST = 1 << 15, 1, 4
@@ -143,6 +145,41 @@ async def test_wandb_gets_again_what_its_process_lost_with_a_run_that_was_killed
     assert {row["step"] for row in rows} == {1, 2, 3}
 
 
+class TrackerThatEndsLate:
+    """Takes every entry, and cannot say at its end that they have arrived."""
+
+    keeps_at_once = False
+
+    def open(self, run_id: str | None) -> str:
+        return run_id or "one"
+
+    def log(self, entry: StepEntry) -> None:
+        pass
+
+    def close(self, ended_well: bool) -> None:
+        raise TimeoutError("Timed out finishing run.")
+
+
+def test_what_a_tracker_may_have_lost_at_its_end_is_not_noted_as_sent(tmp_path: Path) -> None:
+    sink = TrackerSink(TrackerThatEndsLate(), tmp_path / "wandb.json")
+    sink.open()
+    sink.take(StepEntry("train", 1, 0.0, {}, frozenset()))
+    with pytest.raises(TimeoutError):
+        sink.close(ended_well=True)
+    assert read_sent(tmp_path / "wandb.json") == Sent("one")
+
+
+def test_wandb_is_told_to_raise_when_it_does_not_finish_in_time(run_dir: Path) -> None:
+    pytest.importorskip("wandb")
+    config = compose(["observe.wandb.project=mine", "observe.wandb.mode=offline"])
+    run = TrackedRun("first-run", run_dir / TRACKERS, {})
+    tracker = WandbTracker(config.observe.wandb, run)
+    tracker.open(None)
+    settings = tracker._run.settings
+    tracker.close(ended_well=True)
+    assert (settings.finish_timeout, settings.finish_timeout_raises) == (CLOSE_S, True)
+
+
 @pytest.fixture
 def store_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     pytest.importorskip("mlflow")
@@ -255,6 +292,17 @@ def test_a_store_that_cannot_be_used_and_an_account_that_is_not_there_are_refuse
     (tmp_path / "netrc").write_text("machine api.wandb.ai login user password key\n")
     (tmp_path / "netrc").chmod(0o600)
     assert list(find_sink_errors(compose(["observe.wandb.project=p"]))) == []
+
+
+@pytest.mark.parametrize("uri", ["127.0.0.1:5000", "tracking.internal:5000/mlflow"])
+def test_a_tracking_server_without_its_scheme_is_no_folder(uri: str) -> None:
+    with pytest.raises(ConfigError, match=f"must begin with http:// or https://.*: http://{uri}"):
+        compose([f"observe.mlflow.uri={uri}"])
+
+
+@pytest.mark.parametrize("uri", ["mlruns", "sqlite:///runs.db", "file:///a:1", "http://m:5000"])
+def test_a_folder_a_database_and_a_server_are_stores(uri: str) -> None:
+    assert compose([f"observe.mlflow.uri={uri}"]).observe.mlflow.uri == uri
 
 
 @pytest.mark.parametrize("key", ["observe.mlflow.uri", "observe.otlp.url"])
