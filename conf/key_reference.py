@@ -50,6 +50,7 @@ PAGES = {
     "observe.wandb": "sinks.md",
     "observe.mlflow": "sinks.md",
     "observe.otlp": "sinks.md",
+    "observe.prices": "commands.md",
 }
 """Pages of ``docs/`` by the beginning of a key; the longest counts. A comment may name another."""
 
