@@ -18,7 +18,8 @@ from runners.trajectory.record import RolloutRecord, Segment
 
 MaskReason = Literal[DropReason, "ungraded", "no_advantage", "unbuilt"]
 """``ungraded``: the rollout has no reward; ``no_advantage``: nothing to compare it with, or its
-step is not trained yet; ``unbuilt``: its samples could not be built; the others are the fan-out's.
+step is not trained yet; ``unbuilt``: its samples could not be built, or each has a share of 0; the
+others are the fan-out's.
 """
 
 
