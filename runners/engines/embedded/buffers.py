@@ -9,7 +9,7 @@ numbers, exponentials. Neither allocates, nor makes views, in a decode step.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -70,12 +70,10 @@ class BufferPool:
     """The buffers of one model, by number of tokens; valid until they are asked for again."""
 
     def __init__(self, config: ModelConfig) -> None:
-        self._config = config
+        # not a method: a pool that refers to itself would outlive its model until a full collection
+        self._make = partial(Buffers, config)
         self._kept = lru_cache(KEPT_SIZES)(self._make)
 
     def __call__(self, tokens: int) -> Buffers:
         """Return buffers with any content."""
         return self._kept(tokens) if tokens <= KEPT_TOKENS else self._make(tokens)
-
-    def _make(self, tokens: int) -> Buffers:
-        return Buffers(self._config, tokens)

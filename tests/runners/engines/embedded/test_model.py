@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeForCausalLM
 
 from runners.engines.embedded.attention import DecodeBlock, KvStore, PrefillSpan, decode_blocks
+from runners.engines.embedded.buffers import KEPT_TOKENS, BufferPool
 from runners.engines.embedded.model import PackedStep, Qwen3Moe
 from runners.engines.embedded.weights import load_weights
 from tests.fakes.tiny_model import write_tiny_model
@@ -128,6 +131,20 @@ def test_the_logprobs_of_a_dense_model_equal_transformers(tmp_path: Path, tied: 
     second, routing = prefill(model, kv, 1, ids[20:], 20)
     assert (torch.cat([first, second]).log_softmax(-1) - expected).abs().max() < TOLERANCE
     assert routing.shape == (LENGTH - 20, 2, 0)
+
+
+def test_kept_memory_goes_with_its_model(model_dir: Path) -> None:
+    weights = load_weights(model_dir)
+    pool = BufferPool(weights.config)
+    kept, large = ref(pool(8)), pool(KEPT_TOKENS + 8)
+    assert kept() is pool(8)
+    assert large is not pool(KEPT_TOKENS + 8)
+    gc.disable()  # nothing of it waits for a collection
+    try:
+        del pool
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 def test_decoding_rows_of_different_lengths_equal_transformers(
