@@ -61,9 +61,16 @@ class PromptJson:
         _add(known, ids)
         self._written[id(owner)] = known
         self.bytes += known.size
-        while self.bytes > self._max_bytes:
-            self._forget(next(iter(self._written)))
+        if self.bytes > self._max_bytes:
+            self._forget_oldest()
         return known.parts
+
+    def _forget_oldest(self) -> None:
+        # of a copy: a collection of garbage, on any thread, may forget others meanwhile
+        for key in list(self._written):
+            if self.bytes <= self._max_bytes:
+                return
+            self._forget(key)
 
     def _begin(self, owner: IdArray) -> _Written:
         key = id(owner)
