@@ -58,6 +58,20 @@ def test_its_rollouts_are_exported_whole(run_dir: Path, tmp_path: Path) -> None:
         assert line["extra"]["session"]["parser_fallbacks"] == 0
 
 
+def test_it_is_counted_from_an_index_once_it_was_opened_to_be_written(run_dir: Path) -> None:
+    plan = "EXPLAIN QUERY PLAN SELECT code, count(*) FROM rollout WHERE counts = 1 GROUP BY code"
+
+    def counts_from_index() -> bool:
+        with RunStore.open(run_dir, read_only=True) as store:
+            return any("COVERING INDEX rollout_ends" in row["detail"] for row in store.query(plan))
+
+    before = read_status(run_dir).outcomes
+    assert not counts_from_index()
+    RunStore.open(run_dir).close()
+    assert counts_from_index()
+    assert read_status(run_dir).outcomes == before
+
+
 @pytest.mark.slow
 def test_it_goes_on_where_it_was_and_keeps_what_it_had(run_dir: Path, tmp_path: Path) -> None:
     """Its checkpoint was removed: the finished step is done again, and another after it."""
