@@ -13,7 +13,7 @@ SHORTEST = 20
 
 
 def load_secret(path: Path) -> str:
-    """Return the secret in a file, ASCII letters and digits that only its user may read.
+    """Return the secret in a file, printable ASCII that only its user may read.
 
     Of several processes that make it at once one wins, and all return the winner's; the file is
     complete or absent. Raises OSError, and ValueError if what is there is no secret.

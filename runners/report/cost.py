@@ -30,7 +30,7 @@ class Cost:
     tasks_solved: int
     """Tasks that a rollout solved."""
     priced: dict[str, float]
-    """By the key of the price; only what has one."""
+    """By the key of the price; only what has one. Hours of GPUs that are not known have none."""
 
     @property
     def total(self) -> float | None:
@@ -77,7 +77,7 @@ def read_cost(store: RunStore, config: dict[str, Any], wall_s: float) -> Cost:
         priced={
             name: amount * prices[name]
             for name, amount in used.items()
-            if prices.get(name) is not None
+            if prices.get(name) is not None and (name != "gpu_hour" or used[name])
         },
     )
 

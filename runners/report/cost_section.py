@@ -37,5 +37,7 @@ def build_cost(cost: Cost) -> Element:
     note = "All attempts count: evaluations, and those that were retried. "
     if not cost.priced:
         note += "With observe.prices it says what that costs."
+    if not cost.gpu_hours:
+        note += " GPUs are counted of a job, and with trainer.device=cuda."
     table = make_table(["", "used", "price"], rows, numbers=(1, 2))
     return make_section("Cost", table, make("p", note, class_="dim"))

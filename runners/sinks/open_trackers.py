@@ -15,6 +15,11 @@ from runners.sinks.tracker import TRACKERS, TrackedRun, Tracker, TrackerSink
 from runners.sinks.wandb_tracker import WandbTracker
 from runners.store.run_store import RunStore
 
+MOST_ENTRIES = 10_000
+"""Of a tracker that wait: all that a long run has, when it is resumed; a dropped one is not sent by
+a later resume either.
+"""
+
 
 class TrackerFeed:
     """Gives steps to all trackers of a run; used on the campaign's loop."""
@@ -53,7 +58,8 @@ class TrackerFeed:
         earlier = None
         with suppress(OSError, ValueError):  # which the delivery's own thread meets and reports
             earlier = read_sent(file)
-        return Delivery(name, TrackerSink(tracker, file), self._tell), earlier or Sent("")
+        delivery = Delivery(name, TrackerSink(tracker, file), self._tell, most=MOST_ENTRIES)
+        return delivery, earlier or Sent("")
 
     def _tell(self, text: str) -> None:
         with suppress(RuntimeError):  # the loop is closed: the process exits

@@ -62,4 +62,5 @@ class GatewayCounts:
 
     def to_dict(self) -> dict[str, Any]:
         """Return them as JSON."""
+        # ``asdict`` makes a Counter of pairs of a Counter
         return asdict(self) | {"answers": dict(self.answers)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from runners.gateway.monitoring.counts import BUCKETS_S
@@ -83,8 +84,5 @@ def _make_metrics(processes: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric
 
 
 def _add_up(counts: list[int]) -> Iterator[tuple[str, float]]:
-    """Yield each upper bound with the number of durations up to it."""
-    bounds, total = (*map(str, BUCKETS_S), "+Inf"), 0
-    for bound, number in zip(bounds, counts, strict=True):
-        total += number
-        yield bound, total
+    """Return each upper bound with the number of durations up to it."""
+    return zip((*map(str, BUCKETS_S), "+Inf"), accumulate(counts), strict=True)

@@ -64,6 +64,17 @@ def test_a_run_without_prices_says_what_it_used(tmp_path: Path) -> None:
     assert "With observe.prices it says what that costs." in page
 
 
+def test_gpus_that_are_not_known_are_not_priced_as_free(tmp_path: Path) -> None:
+    prices = ["observe.prices.gpu_hour=3"]
+    with make_run(tmp_path / "run", prices) as store:
+        config = store.config()
+        unknown = read_cost(store, config, wall_s=3600.0)
+        config["trainer"] |= {"device": "cuda", "devices": 2}
+        known = read_cost(store, config, wall_s=3600.0)
+    assert (unknown.priced, unknown.total) == ({}, None)
+    assert known.priced == {"gpu_hour": 6.0}
+
+
 def test_compare_has_the_cost_of_each_run(tmp_path: Path) -> None:
     for name, settings in (("one", PRICES), ("two", [])):
         make_run(tmp_path / name, settings).close()

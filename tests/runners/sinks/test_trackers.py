@@ -115,6 +115,18 @@ async def test_wandb_goes_on_with_the_same_run_and_has_each_step_once(run_dir: P
     assert rates == [(0, 0.25), (2, 0.5), (4, 0.5)]
 
 
+async def test_a_long_run_that_begins_to_be_tracked_late_is_sent_whole(run_dir: Path) -> None:
+    pytest.importorskip("wandb")
+    config = compose(["observe.wandb.project=mine", "observe.wandb.mode=offline"])
+    told = list[str]()
+    with RunStore.create(run_dir, config.model_dump(mode="json")) as store:
+        feed = TrackerFeed(config, store, told.append)
+        feed.add({"step": step, "loss/policy": 0.5} for step in range(1, 2501))
+        await feed.close(ended_well=True)
+    assert told == []
+    assert [row["step"] for row in read_wandb(run_dir / "trackers")] == list(range(1, 2501))
+
+
 def track_and_be_killed(run_dir: Path, settings: list[str]) -> None:
     """Hand 2 steps to W&B, then end as by ``kill -9``."""
     config = compose(settings)
