@@ -34,9 +34,9 @@ def build_cost(cost: Cost) -> Element:
         each = cost.per_solved_task
         solved = f"for each of {cost.tasks_solved:,} solved tasks"
         rows.append([solved, "", UNKNOWN if each is None else f"{each:,.2f}"])
-    note = "All attempts count: evaluations, and those that were retried. "
+    note = "All attempts count: evaluations, and those that were retried."
     if not cost.priced:
-        note += "With observe.prices it says what that costs."
+        note += " With observe.prices it says what that costs."
     if not cost.gpu_hours:
         note += " GPUs are counted of a job, and with trainer.device=cuda."
     table = make_table(["", "used", "price"], rows, numbers=(1, 2))
