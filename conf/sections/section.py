@@ -33,7 +33,7 @@ def _check_base_url(url: str) -> str:
         raise ValueError(
             "must hold no user, password or query, since the configuration is stored and shown: "
             f"secrets belong into the environment (an engine's key: {ENGINE_KEY}; a teacher's: "
-            f"{TEACHER_KEY})"
+            f"{TEACHER_KEY}; a collector's: OTEL_EXPORTER_OTLP_HEADERS)"
         )
     return url.rstrip("/")
 
