@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 SHORTEST = 20
@@ -24,10 +23,14 @@ def load_secret(path: Path) -> str:
         try:
             with os.fdopen(handle, "w") as file:
                 file.write(secrets.token_urlsafe(32))
-            with suppress(FileExistsError):
+            try:
                 os.link(name, path)
+            except FileExistsError:
+                pass
+            except OSError:  # a file system without hard links, on which the last one wins
+                Path(name).replace(path)
         finally:
-            Path(name).unlink()
+            Path(name).unlink(missing_ok=True)
     secret = path.read_text("ascii").strip()
     if len(secret) < SHORTEST or path.stat().st_mode & 0o077:
         raise ValueError("it is no secret: delete it, then retry")

@@ -21,6 +21,18 @@ def test_of_several_that_make_it_at_once_all_get_the_same(tmp_path: Path) -> Non
         assert [each.name for each in path.parent.iterdir()] == ["secret"]
 
 
+def test_it_is_made_on_a_file_system_without_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")  # as FAT answers
+
+    monkeypatch.setattr("os.link", refuse)
+    path = tmp_path / "secret"
+    assert load_secret(path) == load_secret(path) == path.read_text()
+    assert [each.name for each in tmp_path.iterdir()] == ["secret"]
+
+
 @pytest.mark.parametrize(("text", "mode"), [("", 0o600), ("x" * 30, 0o644)])
 def test_what_is_no_secret_is_refused(tmp_path: Path, text: str, mode: int) -> None:
     path = tmp_path / "secret"
