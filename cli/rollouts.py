@@ -35,7 +35,9 @@ _PAGE = 50
 Only = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="KIND", help=f"Only these: {ROLLOUT_KINDS}. Can be repeated.", show_default=False
+        metavar="KIND",
+        help=f"Only these: {ROLLOUT_KINDS}; running: in progress. Can be repeated.",
+        show_default=False,
     ),
 ]
 Group = Annotated[
@@ -127,6 +129,7 @@ def rollouts(
     from runners.export.known_values import require_known
     from runners.store.run_store import RunStore
     from runners.viewer.filters import RolloutQuery, ViewError, parse_query
+    from runners.viewer.in_progress import find_in_progress
     from runners.viewer.listing import list_rollouts
     from runners.viewer.terminal import RolloutList
 
@@ -152,14 +155,16 @@ def rollouts(
         if rollout is not None:
             _show(store, rollout, chain, full=full, as_json=as_json)
             return
-        require_known(store, tasks=query.task, steps=query.steps, group=query.group)
+        if not query.running:
+            require_known(store, tasks=query.task, steps=query.steps, group=query.group)
         if query.search:
             _index(run, store)
         listing = list_rollouts(store, query, offset, limit)
+        others = 0 if query.running else len(find_in_progress(store))
     if as_json:
         print_json({"sums": listing.sums, "rollouts": listing.rows})
     else:
-        stdout().print(RolloutList(listing))
+        stdout().print(RolloutList(listing, others))
 
 
 def _show(store: RunStore, rollout: str, chain: int | None, *, full: bool, as_json: bool) -> None:

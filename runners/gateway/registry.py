@@ -171,6 +171,7 @@ class SessionRegistry:
         entry = SessionEntry(session, self._make_key(), idempotency_key, place)
         self._by_id[session_id] = entry
         return entry, {
+            "task": wanted.task,
             "scenario": wanted.scenario,
             "seed": wanted.seed,
             "sampling": asdict(sampling),

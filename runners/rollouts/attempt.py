@@ -52,6 +52,7 @@ from runners.trajectory.outcome import (
     Stage,
     advance,
 )
+from runners.trajectory.printable import shorten
 from runners.trajectory.record import RolloutRecord
 from runners.trajectory.session_summary import SessionSummary
 
@@ -61,6 +62,9 @@ _GUARD_CODES = {Stage.GRADE: OutcomeCode.GRADER_TIMEOUT}
 
 _AGENTS_OWN = (OutcomeClass.POLICY, OutcomeClass.BUDGET)
 """Classes of the codes that an agent program is believed."""
+
+TASK_NAME = 200
+"""Characters of a task's id that its gateway takes; the record has the whole id."""
 
 _FAILED_SERVICE = {"engine": OutcomeCode.INFRA_MODEL, "gateway": OutcomeCode.INFRA_GATEWAY}
 """Outcome of a program that ended without an answer, by the service that owed it one."""
@@ -263,6 +267,7 @@ class Attempt:
             ):
                 _, api_key = await context.gateway.create_session(
                     self._session_id,
+                    task=shorten(spec.task.id, TASK_NAME),
                     seed=spec.seed,
                     sampling={"temperature": spec.temperature},
                     scenario=context.scenario,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 _ATTEMPT = re.compile(r"(?P<rollout>.+)-a(?P<attempt>\d+)", re.ASCII)
+_ROLLOUT = re.compile(r"(train|eval)-(\d+)-(\d+)-(\d+)", re.ASCII)
 
 
 def rollout_id(split: str, step: int, group: int, member: int) -> str:
@@ -25,3 +26,11 @@ def parse_session_id(name: str) -> tuple[str, int] | None:
     """Return rollout and attempt of a session's name; None if it has another form."""
     found = _ATTEMPT.fullmatch(name)
     return (found["rollout"], int(found["attempt"])) if found else None
+
+
+def parse_rollout_id(name: str) -> tuple[str, int, int, int] | None:
+    """Return split, step, group and member of a rollout's name; None if it has another form, as
+    those of a gateway that serves alone have.
+    """
+    found = _ROLLOUT.fullmatch(name)
+    return (found[1], int(found[2]), int(found[3]), int(found[4])) if found else None

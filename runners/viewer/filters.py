@@ -15,6 +15,7 @@ from conf.errors import AgentrlError, ExitCode
 from runners.export.filter_texts import check_min_reward, choose, describe_choices, parse_steps
 from runners.store.json_text import clean_text
 from runners.trajectory.outcome import MEANING, OutcomeClass, OutcomeCode
+from runners.viewer.in_progress import RUNNING
 
 _UNGRADED = [str(kind) for kind, meaning in MEANING.items() if not meaning.reward_counts]
 ONLY = {
@@ -62,7 +63,9 @@ class RolloutQuery:
     """Selects rollouts, and their order."""
 
     only: tuple[str, ...] = ()
-    """Keys of ``ONLY``, all of which hold."""
+    """Keys of ``ONLY``, all of which hold; with ``RUNNING`` the rollouts are those in progress,
+    else those that count.
+    """
     task: tuple[str, ...] = ()
     """Ids of tasks, ``*`` and ``?`` are wildcards; any of them matches."""
     outcome: str | None = None
@@ -77,10 +80,15 @@ class RolloutQuery:
     sort: str = "run"
     """A key of ``SORTS``, with "-" before it: descending."""
 
+    @property
+    def running(self) -> bool:
+        """True if it selects among the rollouts in progress."""
+        return RUNNING in self.only
+
     def conditions(self) -> tuple[str, dict[str, Any]]:
         """Return the SQL condition on ``rollout``, without ``search``, and its parameters."""
         parts, values = ["counts"], dict[str, Any]()
-        parts += [ONLY[name] for name in self.only]
+        parts += [ONLY[name] for name in self.only if name != RUNNING]
         if self.kind is not None:
             parts.append(KINDS[self.kind])
         if self.task:
@@ -161,7 +169,7 @@ def _parse_group(text: str) -> int:
 
 
 _PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "only": ("only", lambda text: choose(text, ONLY)),
+    "only": ("only", lambda text: choose(text, (*ONLY, RUNNING))),
     "task": ("task", str),
     "outcome": ("outcome", _parse_outcome),
     "kind": ("kind", lambda text: choose(text, KINDS)),

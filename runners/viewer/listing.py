@@ -1,7 +1,7 @@
 """Lists of rollouts: a page of those that a query selects, their sums, and the groups of each step.
 
 Everything is read from the store's rows as they are now; of a rollout that was retried, the attempt
-that counts.
+that counts. Rollouts in progress are a list of their own, with the same columns.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from runners.store.json_text import loads
 from runners.store.run_store import RunStore
 from runners.viewer.filters import DURATION, RolloutQuery, ViewError
+from runners.viewer.in_progress import AS_ROLLOUTS, read_in_progress
 from runners.viewer.search_text import (
     cut_out,
     match_expression,
@@ -28,10 +29,10 @@ _FIELDS = f"""rollout_id, attempt, session_id, step, split, group_index AS "grou
 task_id AS task, code, stage, reward AS score, solved, advantage, turns,
 sampled_tokens AS sampled, trained_tokens AS trained, {DURATION} AS duration,
 json_extract(extra, '$.session.branches') AS kinds"""
-_HITS = """WITH hit AS MATERIALIZED (
+_HITS = """hit AS MATERIALIZED (
     SELECT session_id, min(docid) AS docid, count(*) AS hits
     FROM search.words JOIN search.doc ON docid = words.rowid
-    WHERE words MATCH :match GROUP BY session_id) """
+    WHERE words MATCH :match GROUP BY session_id)"""
 _SUMS = """SELECT count(*), count(reward), avg(reward), count(solved), coalesce(sum(solved), 0),
 coalesce(sum(sampled_tokens), 0), coalesce(sum(trained_tokens), 0) """
 
@@ -52,12 +53,12 @@ def list_rollouts(store: RunStore, query: RolloutQuery, offset: int, limit: int)
 
     A query with a search needs the index attached to the store. Raises ViewError.
     """
-    hits, chosen, values = _choose(query)
+    tables, chosen, values = _choose(store, query)
     found = ", docid, hits" if query.search else ""
     names = ("rollouts", "rewarded", "reward", "graded", "solved", "sampled", "trained")
-    sums = store.database.rows(f"{hits}{_SUMS}{chosen}", values)[0]
+    sums = store.database.rows(f"{tables}{_SUMS}{chosen}", values)[0]
     rows = store.database.rows(
-        f"{hits}SELECT {_FIELDS}{found} {chosen} "
+        f"{tables}SELECT {_FIELDS}{found} {chosen} "
         f"ORDER BY {query.order()} LIMIT :limit OFFSET :offset",
         values | {"limit": max(0, min(limit, PAGE)), "offset": max(0, offset)},
     )
@@ -71,24 +72,30 @@ def find_place(store: RunStore, query: RolloutQuery, rollout_id: str) -> int | N
 
     A query with a search needs the index attached to the store. Raises ViewError.
     """
-    hits, chosen, values = _choose(query)
+    tables, chosen, values = _choose(store, query)
     places = f"SELECT rollout_id, row_number() OVER (ORDER BY {query.order()}) AS place {chosen}"
     found = store.database.rows(
-        f"{hits}SELECT place - 1 FROM ({places}) WHERE rollout_id = :rollout_id",
+        f"{tables}SELECT place - 1 FROM ({places}) WHERE rollout_id = :rollout_id",
         values | {"rollout_id": rollout_id},
     )
     return found[0][0] if found else None
 
 
-def _choose(query: RolloutQuery) -> tuple[str, str, dict[str, Any]]:
+def _choose(store: RunStore, query: RolloutQuery) -> tuple[str, str, dict[str, Any]]:
     """Return the head of a statement, its FROM and WHERE, and its parameters; raises ViewError."""
     where, values = query.conditions()
-    if not query.search:
-        return "", f"FROM rollout WHERE {where}", values
-    values["match"] = match_expression(query.search)
-    if not values["match"]:
-        raise ViewError(f"search {query.search}: nothing in it is a word")
-    return _HITS, f"FROM rollout JOIN hit USING (session_id) WHERE {where}", values
+    tables, source = [], "FROM rollout"
+    if query.running:
+        tables.append(AS_ROLLOUTS)
+        values["in_progress"] = read_in_progress(store)
+    if query.search:
+        tables.append(_HITS)
+        source = "FROM rollout JOIN hit USING (session_id)"
+        values["match"] = match_expression(query.search)
+        if not values["match"]:
+            raise ViewError(f"search {query.search}: nothing in it is a word")
+    head = f"WITH {', '.join(tables)} " if tables else ""
+    return head, f"{source} WHERE {where}", values
 
 
 def list_groups(store: RunStore) -> list[dict[str, Any]]:

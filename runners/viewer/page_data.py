@@ -29,7 +29,7 @@ def build_document(view: ViewedRollout) -> dict[str, Any]:
     """Return a rollout without its tokens; texts that are too long are cut, and say so."""
     cutter = _Cutter()
     document: dict[str, Any] = cutter.cut(build_turn_graph(view.exported, tokens=False))
-    return document | {"attempts": view.attempts}
+    return document | {"attempts": view.attempts, "progress": view.progress}
 
 
 class _Cutter:

@@ -10,6 +10,7 @@ from runners.export.contract import Decode
 from runners.export.decoding import find_decode
 from runners.store.run_store import RunStore
 from runners.viewer.filters import RolloutQuery, ViewError, parse_query
+from runners.viewer.in_progress import describe_progress, find_in_progress
 from runners.viewer.listing import find_place, list_choices, list_groups, list_rollouts
 from runners.viewer.page_data import build_document, build_tokens
 from runners.viewer.rollout_view import ViewedRollout, open_rollout
@@ -29,15 +30,18 @@ class PageReader:
         self._decode: Decode | None = None
         self._knows_decode = False
         self._searchable = False
-        self._viewed: tuple[tuple[str, int | None, int], ViewedRollout] | None = None
+        self._viewed: tuple[tuple[str, int | None, int, bool], ViewedRollout] | None = None
         """The rollout that was asked for last, whose tokens are asked for turn by turn."""
         self._choices: tuple[int, dict[str, Any]] = (-1, {})
 
-    def read_run(self) -> dict[str, Any]:
-        """Return the run's name and state, the values that filters can have, and a number that
-        changes when the store does.
+    def read_run(self, given: Given) -> dict[str, Any]:
+        """Return the run's name and state, the values that filters can have, a number that changes
+        when the store does, and the number of rollouts in progress.
+
+        ``given``: ``watch`` names a rollout whose progress is returned, too.
         """
         version = self._version()
+        watched = next(iter(given.get("watch", ())), "")
         if self._choices[0] != version:
             self._choices = version, list_choices(self._store)
         return {
@@ -45,6 +49,8 @@ class PageReader:
             "state": self._store.state().state,
             "version": version,
             "choices": self._choices[1],
+            "in_progress": len(find_in_progress(self._store)),
+            "watched": describe_progress(self._store, watched) if watched else None,
         }
 
     def read_groups(self) -> dict[str, Any]:
@@ -95,7 +101,8 @@ class PageReader:
 
     def _view(self, rollout_id: str, given: Given) -> ViewedRollout:
         attempt = _number(given, "attempt", None)
-        key = rollout_id, attempt, self._version()
+        # a run in which nothing is written any more may have lost its driver
+        key = rollout_id, attempt, self._version(), self._store.state().driven
         if self._viewed is None or self._viewed[0] != key:
             self._viewed = key, open_rollout(self._store, rollout_id, attempt)
         return self._viewed[1]

@@ -1,4 +1,8 @@
-"""Reads one rollout for a viewer: any attempt of it, with its turns and chains, as exporters do."""
+"""Reads one rollout for a viewer: any attempt of it, with its turns and chains, as exporters do.
+
+Of a rollout in progress there are the turns so far, and in place of an outcome a code of
+``in_progress.py``.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,14 @@ from runners.export.dump import describe_run, read_rollout
 from runners.store.run_store import RunStore
 from runners.trajectory.record import RolloutRecord
 from runners.viewer.filters import ViewError
+from runners.viewer.in_progress import (
+    GRADING,
+    RUNNING,
+    UNRECORDED,
+    WORKING,
+    describe_progress,
+    read_unrecorded,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +31,24 @@ class ViewedRollout:
     exported: ExportedRollout
     attempts: list[dict[str, Any]]
     """Each attempt: attempt, counts, code, message."""
+    progress: dict[str, Any] | None = None
+    """Of a rollout in progress: as ``describe_progress``."""
 
     @property
     def record(self) -> RolloutRecord:
         """The attempt's record."""
         return self.exported.record
+
+    @property
+    def code(self) -> str:
+        """The attempt's outcome, or what stands for it."""
+        code: str = self.exported.trajectory["outcome"]["code"]
+        return code
+
+    @property
+    def unended(self) -> bool:
+        """True if the attempt has no outcome: it is in progress, or its run ended before it."""
+        return self.code in (WORKING, GRADING, UNRECORDED)
 
 
 def open_rollout(store: RunStore, rollout_id: str, attempt: int | None = None) -> ViewedRollout:
@@ -31,10 +56,20 @@ def open_rollout(store: RunStore, rollout_id: str, attempt: int | None = None) -
     if there is none, and ChainError if its turns contradict each other.
     """
     records = store.attempts(rollout_id)
+    ended = any(record.counts for record in records)
+    progress = None if ended else describe_progress(store, rollout_id)
+    known = {record.session_id for record in records}
+    codes = {record.attempt: str(record.outcome.code) for record in records}
+    for record in read_unrecorded(store, rollout_id, known):
+        records.append(record)
+        codes[record.attempt] = UNRECORDED
+    if progress is not None and progress["code"] in (WORKING, GRADING):
+        codes[progress["attempt"]] = progress["code"]
     if not records:
         raise ViewError(
             f"there is no rollout {rollout_id}: `agentrl rollouts {store.run_dir}` lists them"
         )
+    records.sort(key=lambda record: record.attempt)
     wanted = [record for record in records if attempt is None or record.attempt == attempt]
     if not wanted:
         raise ViewError(
@@ -42,15 +77,26 @@ def open_rollout(store: RunStore, rollout_id: str, attempt: int | None = None) -
             f"{', '.join(str(record.attempt) for record in records)}"
         )
     record = next((each for each in wanted if each.counts), wanted[-1])
+    exported = read_rollout(store, record, describe_run(store, None))
+    if codes[record.attempt] != record.outcome.code:
+        _replace_outcome(exported, codes[record.attempt])
     return ViewedRollout(
-        read_rollout(store, record, describe_run(store, None)),
+        exported,
         [
             {
                 "attempt": each.attempt,
                 "counts": each.counts,
-                "code": each.outcome.code,
+                "code": codes[each.attempt],
                 "message": each.outcome.message,
             }
             for each in records
         ],
+        progress,
     )
+
+
+def _replace_outcome(exported: ExportedRollout, code: str) -> None:
+    """Let a rollout without an outcome say so: nothing of it is left out of the loss yet."""
+    exported.trajectory["outcome"] |= {"code": code, "class": RUNNING, "message": ""}
+    for segment in exported.trajectory["segments"]:
+        segment["masked"] = None

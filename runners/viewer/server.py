@@ -151,8 +151,8 @@ class ViewServer:
         )
         return web.Response(status=404, text=text, content_type="text/html", charset="utf-8")
 
-    def _read_run(self, _: str, __: Any) -> dict[str, Any]:
-        return {**self._reader.read_run(), "search": self._search}
+    def _read_run(self, _: str, given: dict[str, list[str]]) -> dict[str, Any]:
+        return {**self._reader.read_run(given), "search": self._search}
 
     def _answer(self, read: Callable[[str, dict[str, list[str]]], dict[str, Any]]) -> Handler:
         """Return a handler that answers with what ``read`` returns in the store's thread."""

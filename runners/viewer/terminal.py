@@ -19,6 +19,7 @@ from rich.text import Text
 from runners.observe.dashboard import format_duration
 from runners.trajectory.printable import make_printable, shorten
 from runners.trajectory.record import Segment, Turn
+from runners.viewer.in_progress import RUNNING
 from runners.viewer.listing import Listing
 from runners.viewer.rollout_view import ViewedRollout
 
@@ -35,8 +36,10 @@ _ROLES = {"user": "cyan", "assistant": "blue", "tool": "bright_black", "system":
 class RolloutList:
     """A page of rollouts, as wide as the terminal."""
 
-    def __init__(self, listing: Listing) -> None:
+    def __init__(self, listing: Listing, in_progress: int = 0) -> None:
+        """``in_progress``: rollouts that are not in the list, since they have not ended."""
         self._listing = listing
+        self._in_progress = in_progress
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the table, and the sums below it."""
@@ -61,6 +64,9 @@ class RolloutList:
             table.add_row(*cells)
         yield table
         yield _sums(self._listing)
+        if self._in_progress:
+            note = f"{self._in_progress:,} more in progress: --only {RUNNING}"
+            yield Text(note, "bright_black")
 
 
 def _figures(row: dict[str, Any], wide: bool) -> Iterator[Text]:
@@ -125,11 +131,12 @@ def _head(view: ViewedRollout) -> RenderableType:
     head.append_text(_text(record.task_id))
     facts = [
         f"attempt {record.attempt}",
-        f"{record.outcome.code} at {record.outcome.stage}",
+        view.code if view.unended else f"{view.code} at {record.outcome.stage}",
         f"reward {_UNKNOWN if record.reward is None else f'{record.reward:.3f}'}",
         f"advantage {_UNKNOWN if record.advantage is None else f'{record.advantage:+.3f}'}",
-        f"{record.turns} turns",
-        f"{record.sampled_tokens:,} tokens sampled, {record.trained_tokens:,} trained",
+        f"{len(view.exported.turns)} turns",
+        f"{view.exported.trajectory['tokens']['sampled']:,} tokens sampled, "
+        f"{record.trained_tokens:,} trained",
         format_duration(record.timings.get("total")),
     ]
     lines = [head, Text(" · ".join(facts), "bright_black")]

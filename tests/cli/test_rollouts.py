@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from runners.store.run_state import State
 from runners.store.run_store import RunStore
 from tests.cli.conftest import Agentrl
 from tests.fakes.records import a_rollout, a_turn, branched_turns, example_run
@@ -116,3 +117,19 @@ def test_what_a_policy_wrote_has_a_bounded_length_unless_all_is_asked_for(
     assert len(out) < 60_000
     for note in ("2,903 messages before", "2,901 more arguments", "298,000 more characters"):
         assert f"… {note}: --full" in " ".join(out.split())
+
+
+def test_what_is_in_progress_is_counted_below_the_list_and_has_one_of_its_own(
+    agentrl: Agentrl, run_dir: Path
+) -> None:
+    with RunStore.open(run_dir) as store:
+        store.set_state(State.RUNNING)
+        store.add_session("train-000003-000-00-a0", {"task": "quartz"})
+        store.add_turn(a_turn("train-000003-000-00-a0"))
+        assert "1 more in progress: --only running" in agentrl("rollouts", str(run_dir)).stdout
+        listed = agentrl("rollouts", str(run_dir), "--only", "running", "--task", "quartz").stdout
+        assert "running.agent" in listed
+        assert "more in progress" not in listed
+        shown = agentrl("rollouts", str(run_dir), "train-000003-000-00").stdout
+        assert "attempt 0 · running.agent · reward –" in " ".join(shown.split())
+        assert "── turn 0" in shown

@@ -14,6 +14,8 @@ function head(turn) {
 
 const wrap = (turn, ...inside) => make("section", { class: `turn ${turn.segment === chain ? "" : "shared"}`, id: `turn-${turn.index}` }, head(turn), ...inside);
 
+const noTurns = () => empty(isInProgress(open.outcome.code) ? "No model call has been answered yet." : "No model call was made.");
+
 const ARGUMENTS = 200; // of a call that are drawn
 
 function call(one) {
@@ -35,11 +37,13 @@ function message(said) {
 
 function conversation() {
   const turns = path();
-  if (!turns.length) return [empty("No model call was made.")];
-  const parts = turns.map((turn) => wrap(turn, turn.sent.map(message), message(turn.reply)));
+  if (!turns.length) return [noTurns()];
   const words = (state.query.search ?? "").replace(/\b(said|tools|patch|tests):/g, "").match(/[\p{L}\p{N}]+/gu);
-  if (words) parts.forEach((part) => markWords(part, words));
-  return parts;
+  return turns.map((turn) => keep(turn.index, () => {
+    const part = wrap(turn, turn.sent.map(message), message(turn.reply));
+    if (words) markWords(part, words);
+    return part;
+  }));
 }
 
 // Mark the words of the search: text nodes are split, nothing is parsed.

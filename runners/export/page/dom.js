@@ -38,7 +38,8 @@ function asText(content) {
   return content === null || content === undefined ? "" : JSON.stringify(content, null, 2);
 }
 
-const verdictOf = (solved) => (solved === null || solved === undefined ? ["○", "none", "no grade"] : solved ? ["✓", "good", "solved"] : ["✗", "bad", "unsolved"]);
+const isInProgress = (code) => code.startsWith("running.");
+const verdictOf = (solved, code = "") => (isInProgress(code) ? ["▸", "live", "in progress"] : solved === null || solved === undefined ? ["○", "none", "no grade"] : solved ? ["✓", "good", "solved"] : ["✗", "bad", "unsolved"]);
 
 function dots(kinds) {
   const all = Object.entries(kinds).flatMap(([kind, count]) => Array(Math.min(count, 6)).fill(kind));
@@ -50,7 +51,9 @@ function dots(kinds) {
 // Let long blocks be opened, when they are in the document and have a height. All are measured before one is changed:
 // the browser lays the page out again for a measurement after a change.
 function clip(root) {
-  for (const block of [...root.querySelectorAll(".may-clip")].filter((one) => one.scrollHeight >= 420)) {
+  const blocks = [...root.querySelectorAll(".may-clip")], long = blocks.filter((one) => one.scrollHeight >= 420);
+  for (const block of blocks) block.classList.remove("may-clip"); // a rollout that goes on is drawn again: each block is asked once
+  for (const block of long) {
     block.classList.add("clip");
     const more = make("button", { class: "more", onclick: () => { block.classList.remove("clip"); more.remove(); } }, "Show all");
     block.after(more);

@@ -75,7 +75,7 @@ function drawList() {
 }
 
 function line(row, index) {
-  const [mark, tone, name] = verdictOf(row.solved);
+  const [mark, tone, name] = verdictOf(row.solved, row.code);
   const open = row.rollout_id === state.place;
   const about = row.hit
     ? make("span", { class: "hit", title: row.hit.text }, make("b", {}, row.hit.turn === null ? row.hit.field : `turn ${row.hit.turn}`), " ", row.hit.text)
@@ -139,7 +139,7 @@ function options(select, first, values) {
 
 function fillFilters(run) {
   const counted = (values, name = (value) => value) => Object.entries(values).map(([value, count]) => [value, `${name(value)} (${number(count)})`]);
-  options(at("solved"), "solved or not", [["solved", "solved"], ["unsolved", "unsolved"], ["failed", "no grade"]]);
+  options(at("solved"), "solved or not", [["solved", "solved"], ["unsolved", "unsolved"], ["failed", "no grade"], ...(source.live ? [["running", `in progress (${number(run.in_progress)})`]] : [])]);
   options(at("split"), "train and eval", counted(run.choices.only));
   options(at("outcome"), "any outcome", counted(run.choices.outcome));
   options(at("step"), "any step", counted(run.choices.step, (step) => `step ${step}`).reverse());
@@ -152,7 +152,7 @@ function showFilters() {
   const { query } = state, only = query.only ?? [];
   if (document.activeElement !== at("search")) at("search").value = query.search ?? "";
   if (document.activeElement !== at("task")) at("task").value = query.task ?? "";
-  at("solved").value = only.find((name) => ["solved", "unsolved", "failed"].includes(name)) ?? "";
+  at("solved").value = only.find((name) => ["solved", "unsolved", "failed", "running"].includes(name)) ?? "";
   at("split").value = only.find((name) => ["train", "eval"].includes(name)) ?? "";
   for (const name of ["outcome", "step", "kind"]) at(name).value = query[name] ?? "";
   at("sort").value = query.sort ?? "run";

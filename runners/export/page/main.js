@@ -5,6 +5,7 @@ const POLL_MS = 2000;
 const known = new Map(); // rollouts that were read, the latest last
 const KNOWN = 8;
 let run = { name: "", choices: { only: {}, outcome: {}, step: {} } };
+let refreshing = false; // the rollout that is shown has gone on: what is drawn of it stays
 let drawn = 0; // counts what was asked for, so that an answer that comes late is dropped
 
 async function readRollout(id, attempt) {
@@ -57,14 +58,34 @@ const failure = (error) => [make("div", { class: "card note" }, make("pre", {}, 
 // Draw what was read; a rollout is a function that makes its parts.
 function draw(parts, samePlace, before) {
   document.title = `${state.place || run.name} · agentrl`;
-  const top = at("main").scrollTop, isRollout = typeof parts === "function";
-  at("main").replaceChildren(...(isRollout ? parts() : parts));
-  at("main").scrollTop = samePlace ? top : 0;
+  const main = at("main"), top = main.scrollTop, isRollout = typeof parts === "function";
+  const atEnd = refreshing && main.scrollHeight - main.clientHeight - top < 60;
+  if (refreshing && isRollout && at("tab")) putBefore(at("tab"), parts().slice(0, -1));
+  else main.replaceChildren(...(isRollout ? parts() : parts));
+  main.scrollTop = samePlace ? top : 0;
   if (isRollout) {
     fillTab();
+    if (atEnd) main.scrollTop = main.scrollHeight;
     if (samePlace && before.view.tab !== state.view.tab) showTabs();
   }
   else clip(at("main"));
+}
+
+// Replace what stands before an element.
+function putBefore(last, parts) {
+  while (last.previousSibling) last.previousSibling.remove();
+  last.before(...parts);
+}
+
+// Draw what a rollout in progress has by now; texts that somebody selected or opened stay so.
+async function follow() {
+  known.delete(`${state.place} ${state.view.attempt ?? ""}`);
+  refreshing = true;
+  try {
+    await render(state);
+  } finally {
+    refreshing = false;
+  }
 }
 
 // Bring the tabs up, so that what was chosen is seen.
@@ -166,8 +187,9 @@ function listenToFilters() {
 async function poll() {
   if (!document.hidden) {
     try {
-      const now = await source.run();
-      const changed = now.version !== run.version;
+      const shown = isRolloutPlace() && !state.view.with && open?.rollout_id === state.place && open.progress ? open : null;
+      const now = await source.run(shown?.rollout_id);
+      const changed = now.version !== run.version || now.in_progress !== run.in_progress;
       run = now;
       at("reach").textContent = now.search ?? "";
       if (changed) {
@@ -175,6 +197,7 @@ async function poll() {
         await reloadList(true);
         if (!state.place) render(state);
       }
+      if (shown && shown === open && JSON.stringify(now.watched) !== JSON.stringify(shown.progress)) await follow();
       at("reach").classList.remove("bad");
     } catch (error) {
       at("reach").textContent = `not connected: ${error.message}`;

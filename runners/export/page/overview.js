@@ -13,10 +13,23 @@ async function overview() {
   }
   const head = make("div", { class: "title" }, make("h1", {}, run.name), run.state ? make("span", { class: STATES[run.state] ?? "dim" }, run.state) : null);
   const keys = make("p", { class: "dim" }, "A square is a group: the share of its rollouts that solved the task. ", make("kbd", {}, "?"), " shows the keys.");
-  if (!groups.length) return [head, empty("No rollout has ended yet.")];
+  const live = source.live && run.in_progress ? await source.list({ only: ["running"], sort: "-duration" }, 0, LIVE) : null;
+  const inProgress = live?.rows.length ? progressCard(live) : null;
+  if (!groups.length) return [head, inProgress, empty("No rollout has ended yet.")].filter(Boolean);
   // The newest first: the evaluation after a step follows it.
   const newest = [...steps.values()].sort(([a], [b]) => b.step - a.step || (a.split === "eval" ? -1 : 1));
-  return [head, keys, ...newest.map(stepCard)];
+  return [head, keys, inProgress, ...newest.map(stepCard)].filter(Boolean);
+}
+
+const LIVE = 50; // rollouts in progress that the overview shows, those that take longest
+
+function progressCard({ rows, sums }) {
+  const columns = ["", "rollout", "task", "", "turns", "tokens", "time"];
+  const body = rows.map((row) => make("tr", {}, make("td", { class: "live" }, "▸"), make("td", {}, link(row.rollout_id, {}, { class: "mono" }, row.rollout_id)), make("td", { class: "name", title: row.task }, row.task || "–"),
+    make("td", { class: "dim" }, row.code.replace("running.", ""), row.attempt ? ` (attempt ${row.attempt})` : null), ...[row.turns, number(row.sampled), duration(row.duration)].map((value) => make("td", { class: "number" }, value))));
+  const all = sums.rollouts > rows.length ? make("p", {}, make("a", { href: writeAddress({ place: "", query: { only: ["running"] }, view: {} }) }, `all ${number(sums.rollouts)} in the list`)) : null;
+  return make("section", { class: "card", id: "in-progress" }, make("h2", {}, `In progress: ${number(sums.rollouts)} rollout${sums.rollouts > 1 ? "s" : ""}`),
+    make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {}, columns.map((name, index) => make("th", { class: index > 3 ? "number" : null, scope: "col" }, name)))), make("tbody", {}, body))), all);
 }
 
 function stepCard(members) {

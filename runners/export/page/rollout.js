@@ -20,13 +20,13 @@ function rolloutView() {
 }
 
 function title() {
-  const [sign, tone, name] = verdictOf(open.reward.solved);
+  const [sign, tone, name] = verdictOf(open.reward.solved, open.outcome.code);
   return make("div", { class: "title" }, make("h1", {}, open.task), make("span", { class: tone }, `${sign} ${name}`), make("span", { class: "mono dim" }, open.rollout_id));
 }
 
 function facts() {
   const { tokens, reward, outcome } = open;
-  const list = [["outcome", `${outcome.code} at ${outcome.stage}`], ["reward", `${fixed(reward.score)}${reward.counted ? "" : " (not counted)"}`], ["advantage", signed(open.advantage)], ["turns", open.turns.length],
+  const list = [["outcome", isInProgress(outcome.code) || outcome.code === "lost" ? outcome.code : `${outcome.code} at ${outcome.stage}`], ["reward", `${fixed(reward.score)}${reward.counted ? "" : " (not counted)"}`], ["advantage", signed(open.advantage)], ["turns", open.turns.length],
     ["sampled", number(tokens.sampled)], ["trained", number(tokens.trained)], ["prompt", number(tokens.prompt)], ["time", duration(open.timings.total)], ["scenario", open.scenario]];
   for (const [name, value] of Object.entries(open.reward_parts ?? {})) if (value) list.push([`reward: ${name}`, fixed(value)]);
   return make("dl", { class: "facts" }, list.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
@@ -145,10 +145,23 @@ function tabs() {
     make("button", { role: "tab", "aria-selected": String(name === tabName()), "aria-controls": "tab", title: `key ${index + 1}`, onclick: () => go({ view: { tab: name } }, { replace: true }) }, name)));
 }
 
+const kept = { of: "", parts: new Map() }; // what is drawn of a rollout in progress
+
+// Return what was drawn under a name before the rollout went on, else what `draw` makes.
+function keep(name, draw) {
+  if (!kept.parts.has(name)) kept.parts.set(name, draw());
+  return kept.parts.get(name);
+}
+
 function fillTab() {
-  at("tab").replaceChildren(...TABS[tabName()]());
-  clip(at("tab"));
-  const wanted = state.view.turn === undefined ? null : at(`turn-${state.view.turn}`);
+  const of = JSON.stringify([open.rollout_id, open.attempt, chain, tabName(), state.view.colour, state.query.search]);
+  if (!refreshing || kept.of !== of) kept.parts = new Map();
+  kept.of = of;
+  const tab = at("tab"), parts = TABS[tabName()]();
+  for (const old of [...tab.children]) if (!parts.includes(old)) old.remove();
+  parts.forEach((part, index) => tab.children[index] === part || tab.insertBefore(part, tab.children[index] ?? null));
+  clip(tab);
+  const wanted = refreshing || state.view.turn === undefined ? null : at(`turn-${state.view.turn}`);
   if (wanted) {
     wanted.scrollIntoView({ block: "start" });
     wanted.classList.add("wanted");

@@ -32,6 +32,7 @@ const ONLY = {
   solved: (row) => row.solved === true,
   unsolved: (row) => row.solved === false,
   failed: (row) => !["policy", "budget"].includes(row.code.split(".")[0]),
+  running: () => false, // a file has what has ended
 };
 const ORDERS = { task: (row) => row.task, outcome: (row) => row.code, reward: (row) => row.score, advantage: (row) => row.advantage, turns: (row) => row.turns, tokens: (row) => row.sampled, duration: (row) => row.duration };
 const escaped = (text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");

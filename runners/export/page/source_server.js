@@ -11,7 +11,7 @@ async function ask(path, query = {}) {
 
 const source = {
   live: true,
-  run: () => ask("run"),
+  run: (watch) => ask("run", { watch }),
   groups: async () => (await ask("groups")).groups,
   list: (query, offset, limit) => ask("rollouts", { ...query, offset: String(offset), limit: String(limit) }),
   place: async (query, id) => (await ask(`rollouts/${encodeURIComponent(id)}/place`, query)).place,

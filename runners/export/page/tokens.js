@@ -13,14 +13,14 @@ const spaced = (text) => (text === "" ? "∅" : text.replace(/\n/g, "⏎\n").rep
 
 function tokens() {
   const turns = path();
-  if (!turns.length) return [empty("No model call was made.")];
+  if (!turns.length) return [noTurns()];
   if (turns.some((turn) => turn.has_ids === false)) return [empty("The engine took and gave texts: token ids and logprobs are not known.")];
-  const legend = make("div", { class: "legend card" }, make("span", { role: "group", "aria-label": "colours" }, Object.entries(COLOURS).map(([name, about]) =>
+  const legend = keep("legend", () => make("div", { class: "legend card" }, make("span", { role: "group", "aria-label": "colours" }, Object.entries(COLOURS).map(([name, about]) =>
     make("button", { "aria-pressed": String(name === colourName()), title: about, onclick: () => go({ view: { colour: name } }, { replace: true }) }, name))),
     make("span", { class: "dim" }, "grey: context, mask 0"), colourName() === "probability" ? make("span", {}, "unlikely ", make("span", { class: "ramp" }), " certain") : null,
-    make("span", { class: "dim" }, "dotted: trained in another chain"));
-  const detail = make("div", { class: "detail mono", id: "detail", "aria-live": "polite" }, "Point at a token.");
-  return [legend, ...turns.map((turn) => wrap(turn, tokenBox(turn))), detail];
+    make("span", { class: "dim" }, "dotted: trained in another chain")));
+  const detail = keep("detail", () => make("div", { class: "detail mono", id: "detail", "aria-live": "polite" }, "Point at a token."));
+  return [legend, ...turns.map((turn) => keep(turn.index, () => wrap(turn, tokenBox(turn)))), detail];
 }
 
 function tokenBox(turn) {

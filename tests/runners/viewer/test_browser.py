@@ -10,6 +10,7 @@ import pytest
 
 from runners.export.dump import dump
 from runners.export.html import NAME
+from runners.store.run_state import State
 from runners.store.run_store import RunStore
 from runners.viewer.server import ViewServer
 from tests.fakes.browser import Browser, needs_chromium, start_browser
@@ -77,6 +78,30 @@ async def test_every_view_has_a_link_that_works(browser: Browser, run_dir: Path)
         await browser.open(f"{server.url}#%E0%A4%A?sort=none")
         await browser.until("document.body.innerText.includes('choose one of run, task')")
         browser.complaints.clear()  # the browser tells of answers with status 400
+
+
+async def test_a_rollout_in_progress_is_followed(browser: Browser, run_dir: Path) -> None:
+    with RunStore.open(run_dir) as store:
+        store.set_state(State.RUNNING)
+        record = a_rollout("train-000003-000-01", turns=3)
+        store.add_session(record.session_id, {"task": "quartz"})
+        store.add_turn(a_turn(record.session_id, 0))
+        async with ViewServer(run_dir, 0) as server:
+            await browser.open(server.url)
+            assert "quartz" in await browser.text("#in-progress")
+            await browser.run("document.querySelector('#in-progress a').click()")
+            await browser.until("document.querySelector('#turn-0') !== null")
+            assert "running.agent" in await browser.text(".facts")
+            await browser.run("document.querySelector('#turn-0').dataset.mine = 'yes'")
+            store.add_turn(a_turn(record.session_id, 1))
+            await browser.until("document.querySelector('#turn-1') !== null")
+            assert await browser.run("document.querySelector('#turn-0').dataset.mine") == "yes"
+            await browser.run("go({ query: { only: ['running'] } })")
+            assert await rows(browser, 1) == [record.rollout_id]
+            store.put_rollout(record)
+            await browser.until("document.querySelector('.title .good') !== null")
+            await rows(browser, 0)
+            assert await browser.run("open.progress") is None
 
 
 async def test_two_rollouts_of_a_group_are_seen_where_they_part(
