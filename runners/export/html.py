@@ -44,6 +44,9 @@ def write_html(folder: Path, run: ExportedRun) -> Iterator[AddRollout]:
     """Write the page around the rollouts."""
     head, middle, tail = split_single_page(run.name)
     texts = None if run.decode is None else _TokenTexts(run.decode)
+    gateway = run.config.get("gateway")
+    recorded = isinstance(gateway, dict) and bool(gateway.get("record_wire"))
+    left_out = {"wire_left_out": True} if recorded else {}
     with (folder / NAME).open("w", encoding="utf-8") as file:
         file.write(head)
         with TemporaryFile("w+", encoding="utf-8", dir=folder) as blocks:
@@ -56,7 +59,8 @@ def write_html(folder: Path, run: ExportedRun) -> Iterator[AddRollout]:
                 if len(rows) == ROWS:
                     file.write(_block("rows", f"[{','.join(rows)}]"))
                     rows.clear()
-                blocks.write(_packed(rollout.trajectory["rollout_id"], build_turn_graph(rollout)))
+                graph = build_turn_graph(rollout) | left_out
+                blocks.write(_packed(rollout.trajectory["rollout_id"], graph))
 
             yield add
             file.write(_block("rows", f"[{','.join(rows)}]"))

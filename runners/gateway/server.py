@@ -44,7 +44,6 @@ from runners.gateway.registry import SessionEntry, SessionRegistry
 from runners.gateway.replicas.peers import Peers
 from runners.gateway.request_limits import RequestBudget
 from runners.gateway.session import Session
-from runners.gateway.wire_recorder import WireRequest
 from runners.sandboxes.agent_process import AgentProcess
 
 logger = logging.getLogger(__name__)
@@ -175,9 +174,7 @@ class GatewayServer:
         body, counts = await read_body(request, self._limits, budget), self.registry.counts
         counts.request_bytes += sum(map(len, body))
         parsed = await session.parse(path, body, request.headers)
-        sent = None
-        if session.records_wire:
-            sent = WireRequest(path, list(request.headers.items()), body)
+        sent = session.hold_wire(path, request.headers.items(), body)
         turn = session.start_turn(parsed.request, parsed.builder, sent)
         if parsed.stream:
             return await self._stream(request, parsed, turn)

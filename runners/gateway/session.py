@@ -12,7 +12,7 @@ import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -210,10 +210,13 @@ class Session:
         self._started += 1
         return turn
 
-    @property
-    def records_wire(self) -> bool:
-        """True if requests are recorded as they came."""
-        return self._wire is not None
+    def hold_wire(
+        self, path: str, headers: Iterable[tuple[str, str]], body: Sequence[bytes]
+    ) -> WireRequest | None:
+        """Return what is held of a request until its turn is stored; None: nothing is recorded."""
+        if self._wire is None:
+            return None
+        return self._wire.bound(WireRequest(path, list(headers), body))
 
     async def count_tokens(self, parsed: ParsedRequest) -> int:
         """Return the number of tokens that the prompt of this request would have."""

@@ -2,7 +2,7 @@
 
 Invariants: what is kept of a body has no more than ``BODY`` bytes, and of all bodies of a session
 ``SESSION``, whatever its sandbox sends; a secret is taken out before a body is cut, so that no part
-of one is left at the cut.
+of one is left at the cut. Of a request that waits for its turn no more than that is in memory.
 """
 
 from __future__ import annotations
@@ -38,6 +38,13 @@ class WireRequest:
     headers: Sequence[tuple[str, str]]
     body: Sequence[bytes]
     """In the pieces in which it came."""
+    cut: int = 0
+    """Bytes after them that are not held."""
+
+    @property
+    def size(self) -> int:
+        """Length of the whole body."""
+        return sum(map(len, self.body)) + self.cut
 
 
 def find_environment_secrets(environment: Mapping[str, str] = os.environ) -> list[str]:
@@ -56,29 +63,39 @@ class WireRecorder:
         self._secrets = _write_forms(secrets)
         self._left = SESSION
 
+    def bound(self, request: WireRequest) -> WireRequest:
+        """Return a request with no more of its body than ``record`` reads."""
+        longest = max(map(len, self._find_secrets(request)), default=0)
+        begin = _begin(request.body, min(BODY, self._left) + longest)
+        return WireRequest(request.path, request.headers, [begin], request.size - len(begin))
+
     def record(self, request: WireRequest, answer: Mapping[str, Any]) -> WireExchange:
         """Return what is kept of a request and its answer."""
-        # No more: each is looked for in all of the body, on the thread that stores all turns.
-        headers = request.headers[:HEADERS]
-        keys = [value for name, value in headers if _SECRET.search(name)]
-        own = _write_forms(part for value in keys for part in (value, value.rpartition(" ")[2]))
-        secrets = [*own, *self._secrets]
+        headers, secrets = request.headers[:HEADERS], self._find_secrets(request)
         said = dumps(answer).encode()
         return WireExchange(
             path=_hide(request.path.encode("utf-8", "replace"), secrets).decode("utf-8", "replace"),
             headers=[_show(name, value, secrets) for name, value in headers],
-            request=self._keep(request.body, secrets),
-            request_bytes=sum(map(len, request.body)),
-            answer=self._keep([said], secrets),
+            request=self._keep(request.body, request.size, secrets),
+            request_bytes=request.size,
+            answer=self._keep([said], len(said), secrets),
             answer_bytes=len(said),
         )
 
-    def _keep(self, pieces: Sequence[bytes], secrets: Sequence[bytes]) -> bytes:
+    def _find_secrets(self, request: WireRequest) -> list[bytes]:
+        """Return what is hidden in a request and its answer."""
+        # No more: each is looked for in all of the body, on the thread that stores all turns.
+        headers = request.headers[:HEADERS]
+        keys = [value for name, value in headers if _SECRET.search(name)]
+        own = _write_forms(part for value in keys for part in (value, value.rpartition(" ")[2]))
+        return [*own, *self._secrets]
+
+    def _keep(self, pieces: Sequence[bytes], size: int, secrets: Sequence[bytes]) -> bytes:
         """Return the beginning of a body without secrets, and count it."""
         limit, longest = min(BODY, self._left), max(map(len, secrets), default=0)
         begin = _begin(pieces, limit + longest)
         kept = _hide(begin, secrets)
-        if len(begin) < sum(map(len, pieces)):
+        if len(begin) < size:
             # Its end may be a part of a secret, and what was hidden before moved it to the front.
             kept = kept[: max(0, len(kept) - longest)]
         kept = kept[:limit]

@@ -96,6 +96,13 @@ class SessionTables:
             )
         return None
 
+    def wired_turns(self, session_id: str) -> frozenset[int]:
+        """Return which of a session's turns were recorded as they were on the wire."""
+        if self._version() < WIRE_SINCE:
+            return frozenset()
+        rows = self._db.rows("SELECT turn_index FROM wire WHERE session_id = ?", (session_id,))
+        return frozenset(row[0] for row in rows)
+
     def routing(self, session_id: str) -> dict[int, TurnRouting]:
         """Return the routing of a session's turns by turn index; turns without any are left out."""
         if not self._holds_routing():

@@ -29,6 +29,8 @@ def build_document(view: ViewedRollout) -> dict[str, Any]:
     """Return a rollout without its tokens; texts that are too long are cut, and say so."""
     cutter = _Cutter()
     document: dict[str, Any] = cutter.cut(build_turn_graph(view.exported, tokens=False))
+    for turn in document["turns"]:
+        turn["wired"] = turn["index"] in view.wired
     return document | {"attempts": view.attempts, "progress": view.progress}
 
 

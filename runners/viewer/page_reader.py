@@ -15,6 +15,7 @@ from runners.viewer.listing import find_place, list_choices, list_groups, list_r
 from runners.viewer.page_data import build_document, build_tokens
 from runners.viewer.rollout_view import ViewedRollout, open_rollout
 from runners.viewer.search_index import SearchIndex
+from runners.viewer.wire_view import find_wire, wire_to_page
 
 Given = Mapping[str, list[str]]
 """The values of a request's query by name."""
@@ -87,6 +88,11 @@ class PageReader:
             self._decode,
             self._store.routing_shape(),
         )
+
+    def read_wire(self, rollout_id: str, given: Given) -> dict[str, Any]:
+        """Return a turn's request and answer as they were on the wire; raises ViewError."""
+        turn, attempt = _number(given, "turn", 0), _number(given, "attempt", None)
+        return wire_to_page(find_wire(self._store, rollout_id, turn, attempt))
 
     def close(self) -> None:
         """Close the store."""

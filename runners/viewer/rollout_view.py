@@ -33,6 +33,8 @@ class ViewedRollout:
     """Each attempt: attempt, counts, code, message."""
     progress: dict[str, Any] | None = None
     """Of a rollout in progress: as ``describe_progress``."""
+    wired: frozenset[int] = frozenset()
+    """Turns that were recorded as they were on the wire."""
 
     @property
     def record(self) -> RolloutRecord:
@@ -51,9 +53,22 @@ class ViewedRollout:
         return self.code in (WORKING, GRADING, UNRECORDED)
 
 
-def open_rollout(store: RunStore, rollout_id: str, attempt: int | None = None) -> ViewedRollout:
-    """Return a rollout's attempt, by default the one that counts, else the last; raises ViewError
-    if there is none, and ChainError if its turns contradict each other.
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """A rollout's attempts without their turns."""
+
+    records: list[RolloutRecord]
+    """By attempt; one without a record in the store has the outcome of ``read_unrecorded``."""
+    chosen: RolloutRecord
+    """The one that was asked for."""
+    codes: dict[int, str]
+    """The outcome of each, or what stands for it."""
+    progress: dict[str, Any] | None
+
+
+def find_attempts(store: RunStore, rollout_id: str, attempt: int | None = None) -> Attempts:
+    """Return a rollout's attempts; chosen is by default the one that counts, else the last. Raises
+    ViewError if there is none.
     """
     records = store.attempts(rollout_id)
     ended = any(record.counts for record in records)
@@ -76,7 +91,16 @@ def open_rollout(store: RunStore, rollout_id: str, attempt: int | None = None) -
             f"rollout {rollout_id} has no attempt {attempt}: it has "
             f"{', '.join(str(record.attempt) for record in records)}"
         )
-    record = next((each for each in wanted if each.counts), wanted[-1])
+    chosen = next((each for each in wanted if each.counts), wanted[-1])
+    return Attempts(records, chosen, codes, progress)
+
+
+def open_rollout(store: RunStore, rollout_id: str, attempt: int | None = None) -> ViewedRollout:
+    """Return the attempt that ``find_attempts`` chooses; raises ViewError, and ChainError if its
+    turns contradict each other.
+    """
+    attempts = find_attempts(store, rollout_id, attempt)
+    record, codes = attempts.chosen, attempts.codes
     exported = read_rollout(store, record, describe_run(store, None))
     if codes[record.attempt] != record.outcome.code:
         _replace_outcome(exported, codes[record.attempt])
@@ -89,9 +113,10 @@ def open_rollout(store: RunStore, rollout_id: str, attempt: int | None = None) -
                 "code": codes[each.attempt],
                 "message": each.outcome.message,
             }
-            for each in records
+            for each in attempts.records
         ],
-        progress,
+        attempts.progress,
+        store.wired_turns(record.session_id),
     )
 
 

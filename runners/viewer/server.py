@@ -138,6 +138,10 @@ class ViewServer:
             f"{root}/api/rollouts/{{id}}/tokens",
             self._answer(lambda id, given: self._reader.read_tokens(id, given)),
         )
+        app.router.add_get(
+            f"{root}/api/rollouts/{{id}}/wire",
+            self._answer(lambda id, given: self._reader.read_wire(id, given)),
+        )
         app.router.add_get("/{token}/{other}/", self._name_run)
         return app
 

@@ -1,4 +1,4 @@
-"""One turn's request and answer as they were on the wire, for a terminal and as JSON."""
+"""One turn's request and answer as they were on the wire, for a terminal, a page, and as JSON."""
 
 from __future__ import annotations
 
@@ -11,19 +11,25 @@ from runners.store.run_store import RunStore
 from runners.trajectory.printable import make_printable
 from runners.trajectory.wire import WireExchange
 from runners.viewer.filters import ViewError
-from runners.viewer.rollout_view import open_rollout
+from runners.viewer.rollout_view import find_attempts
 
+PAGE_TEXT = 200_000
+"""Characters of a body that the page gets."""
 SMALL = 10_000
 """Characters of indented JSON that are shown however short it was when it came."""
 
 
-def find_wire(store: RunStore, rollout_id: str, turn: int) -> WireExchange:
+def find_wire(
+    store: RunStore, rollout_id: str, turn: int, attempt: int | None = None
+) -> WireExchange:
     """Return what was recorded of a turn of a rollout; raises ViewError if nothing was."""
-    view = open_rollout(store, rollout_id)
-    if not 0 <= turn < len(view.exported.turns):
-        raise ViewError(f"{rollout_id} has no turn {turn}: it has {len(view.exported.turns)}")
-    found = store.wire(view.record.session_id, turn)
+    session_id = find_attempts(store, rollout_id, attempt).chosen.session_id
+    found = store.wire(session_id, turn)
     if found is None:
+        query = "SELECT count(*) FROM turn WHERE session_id = ?"
+        turns = store.query(query, (session_id,))[0][0]
+        if not 0 <= turn < turns:
+            raise ViewError(f"{rollout_id} has no turn {turn}: it has {turns}")
         raise ViewError(
             f"turn {turn} of {rollout_id} was not recorded as it was on the wire: "
             "set gateway.record_wire=true before a run, or with --resume"
@@ -41,6 +47,25 @@ def wire_to_dict(wire: WireExchange) -> dict[str, Any]:
         "answer": wire.answer.decode("utf-8", "replace"),
         "answer_bytes": wire.answer_bytes,
     }
+
+
+def wire_to_page(wire: WireExchange) -> dict[str, Any]:
+    """Return the document of the page: whole JSON bodies indented, each of a bounded length."""
+    return {
+        "path": wire.path,
+        "headers": wire.headers,
+        "request": _cut("\n".join(_show_body(wire.request, wire.request_bytes))),
+        "answer": _cut("\n".join(_show_body(wire.answer, wire.answer_bytes))),
+    }
+
+
+def _cut(text: str) -> str:
+    left_out = len(text) - PAGE_TEXT
+    if left_out <= 0:
+        return text
+    return (
+        f"{text[:PAGE_TEXT]}\n… {left_out:,} more characters: agentrl rollouts RUN ROLLOUT --wire N"
+    )
 
 
 def render_wire(wire: WireExchange) -> Text:

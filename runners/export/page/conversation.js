@@ -12,7 +12,27 @@ function head(turn) {
     link(state.place, { turn: turn.index, tab: tabName() }, { title: "link to this turn" }, `turn ${turn.index}`), about.join(" · "));
 }
 
-const wrap = (turn, ...inside) => make("section", { class: `turn ${turn.segment === chain ? "" : "shared"}`, id: `turn-${turn.index}` }, head(turn), ...inside);
+const wrap = (turn, ...inside) => make("section", { class: `turn ${turn.segment === chain ? "" : "shared"}`, id: `turn-${turn.index}` }, head(turn), ...inside.filter(Boolean));
+
+// What was recorded of a turn's request and answer, read when it is opened.
+function wireBox(turn) {
+  if (!turn.wired) return null;
+  const shownIn = open, inside = make("div", {}), box = make("details", { class: "wire" }, make("summary", {}, "on the wire"), inside);
+  box.addEventListener("toggle", async () => {
+    if (!box.open || inside.childNodes.length) return;
+    inside.append(empty("Reading…"));
+    try {
+      const found = await source.wire(shownIn, turn);
+      inside.replaceChildren(make("h2", {}, "request"), make("pre", {}, `POST ${found.path}`),
+        make("dl", { class: "findings" }, found.headers.flatMap(([name, value]) => [make("dt", {}, name), make("dd", { class: "mono" }, value)])),
+        make("pre", { class: "may-clip" }, found.request), make("h2", {}, "answer"), make("pre", { class: "may-clip" }, found.answer));
+      clip(inside);
+    } catch (error) {
+      inside.replaceChildren(make("p", { class: "bad" }, error.message));
+    }
+  });
+  return box;
+}
 
 const noTurns = () => empty(isInProgress(open.outcome.code) ? "No model call has been answered yet." : "No model call was made.");
 
@@ -39,11 +59,12 @@ function conversation() {
   const turns = path();
   if (!turns.length) return [noTurns()];
   const words = (state.query.search ?? "").replace(/\b(said|tools|patch|tests):/g, "").match(/[\p{L}\p{N}]+/gu);
-  return turns.map((turn) => keep(turn.index, () => {
-    const part = wrap(turn, turn.sent.map(message), message(turn.reply));
+  const note = open.wire_left_out ? [make("p", { class: "dim" }, "Requests as they were on the wire are not in this file: agentrl view RUN shows them, and agentrl rollouts RUN ROLLOUT --wire TURN.")] : [];
+  return [...note, ...turns.map((turn) => keep(turn.index, () => {
+    const part = wrap(turn, wireBox(turn), turn.sent.map(message), message(turn.reply));
     if (words) markWords(part, words);
     return part;
-  }));
+  }))];
 }
 
 // Mark the words of the search: text nodes are split, nothing is parsed.

@@ -16,5 +16,6 @@ const source = {
   list: (query, offset, limit) => ask("rollouts", { ...query, offset: String(offset), limit: String(limit) }),
   place: async (query, id) => (await ask(`rollouts/${encodeURIComponent(id)}/place`, query)).place,
   rollout: (id, attempt) => ask(`rollouts/${encodeURIComponent(id)}`, { attempt }),
+  wire: (open, turn) => ask(`rollouts/${encodeURIComponent(open.rollout_id)}/wire`, { attempt: String(open.attempt), turn: String(turn.index) }),
   tokens: (open, turn, from) => ask(`rollouts/${encodeURIComponent(open.rollout_id)}/tokens`, { attempt: String(open.attempt), turn: String(turn.index), from: String(from) }),
 };

@@ -74,7 +74,7 @@ def test_no_part_of_a_secret_is_left_where_a_body_is_cut(gaps: list[int], limit:
     recorder = WireRecorder([KEY])
     recorder._left = limit
     body = b"".join(b"." * gap + KEY.encode() for gap in gaps) + b"." * 50
-    found = recorder.record(send(body), {})
+    found = recorder.record(recorder.bound(send(body)), {})
     assert len(found.request) <= limit
     assert not set(found.request) - set(b".*")
     assert found.request_bytes == len(body)
@@ -86,6 +86,17 @@ def test_a_session_keeps_no_more_than_its_share_and_says_the_whole_size() -> Non
     assert len(found[0].request) == wire_recorder.BODY
     assert sum(len(each.request) + len(each.answer) for each in found) == wire_recorder.SESSION
     assert {each.request_bytes for each in found} == {len(body)}
+
+
+def test_no_more_of_a_request_waits_in_memory_than_is_kept() -> None:
+    recorder, body = WireRecorder([KEY]), b"x" * (6 * wire_recorder.MB)
+    whole = send_whole(body)
+    held = recorder.bound(whole)
+    assert sum(map(len, held.body)) == wire_recorder.BODY + len(KEY)
+    assert held.size == len(body)
+    assert recorder.record(held, {}) == WireRecorder([KEY]).record(whole, {})
+    recorder._left = 0
+    assert sum(map(len, recorder.bound(whole).body)) == len(KEY)
 
 
 def send_whole(body: bytes) -> WireRequest:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from runners.store.run_store import RunStore
+from runners.trajectory.wire import WireExchange
 from runners.viewer.search_index import SearchIndex
-from tests.fakes.records import a_rollout, branched_turns, example_run, write_session
+from tests.fakes.records import a_rollout, a_turn, branched_turns, example_run, write_session
 
 LOG = "test_sum\nTraceback\nKeyError: 'grape'\n"
 BRANCHES = {"session": {"branches": {"main": 2, "subagent": 1}}}
@@ -35,6 +36,20 @@ def run_dir(tmp_path: Path) -> Path:
             )
         )
     return tmp_path / "run"
+
+
+HOSTILE_WIRE = b'{"a": "</script><img src=x onerror=owned>\\u202e", "metadata": {"user_id": "u"}}'
+
+
+def add_wired(store: RunStore, rollout_id: str, request: bytes = HOSTILE_WIRE) -> None:
+    """Add a rollout whose first turn of two was recorded as it was on the wire."""
+    record = a_rollout(rollout_id)
+    store.add_session(record.session_id, {})
+    headers = [("anthropic-beta", "<b>"), ("x-api-key", "***")]
+    wire = WireExchange("/v1/messages", headers, request, len(request), b'{"id":1}', 8)
+    store.add_turn(a_turn(record.session_id, 0), wire=wire)
+    store.add_turn(a_turn(record.session_id, 1))
+    store.put_rollout(record)
 
 
 def add_branched(store: RunStore, rollout_id: str) -> None:

@@ -14,7 +14,8 @@ from runners.store.run_state import State
 from runners.store.run_store import RunStore
 from runners.viewer.server import ViewServer
 from tests.fakes.browser import Browser, needs_chromium, start_browser
-from tests.fakes.records import a_rollout, a_turn, branched_turns
+from tests.fakes.records import CONFIG, a_rollout, a_turn, branched_turns
+from tests.runners.viewer.conftest import add_wired
 
 pytestmark = needs_chromium
 HOSTILE = (
@@ -102,6 +103,27 @@ async def test_a_rollout_in_progress_is_followed(browser: Browser, run_dir: Path
             await browser.until("document.querySelector('.title .good') !== null")
             await rows(browser, 0)
             assert await browser.run("open.progress") is None
+
+
+async def test_a_turn_shows_what_was_on_the_wire_as_text(
+    browser: Browser, run_dir: Path, tmp_path: Path
+) -> None:
+    with RunStore.open(run_dir) as store:
+        store.replace_config({**CONFIG, "gateway": {"record_wire": True}})
+        add_wired(store, "train-000003-000-00")
+        dump(store, tmp_path, formats=("html",))
+    async with ViewServer(run_dir, 0) as server:
+        await browser.open(f"{server.url}#train-000003-000-00")
+        await browser.until("document.querySelectorAll('.wire').length === 1")
+        assert not any("/wire" in each for each in browser.requests)
+        await browser.run("document.querySelector('.wire > summary').click()")
+        await browser.until("document.querySelectorAll('.wire pre').length === 3")
+        shown = await browser.text(".wire")
+        assert "anthropic-beta" in shown
+        assert "</script><img src=x onerror=owned>\ufffd" in shown
+        assert await browser.run("document.querySelectorAll('.wire img').length") == 0
+    await browser.open(f"{(tmp_path / NAME).as_uri()}#train-000003-000-00")
+    assert "are not in this file" in await browser.text("#tab > p")
 
 
 async def test_two_rollouts_of_a_group_are_seen_where_they_part(

@@ -16,8 +16,9 @@ from runners.trajectory.routing import build_turn_routing
 from runners.viewer.filters import ViewError
 from runners.viewer.page_data import LATER, TEXT, TOTAL, _Cutter
 from runners.viewer.server import ViewServer, load_token, name_in_address
+from runners.viewer.wire_view import PAGE_TEXT, find_wire
 from tests.fakes.records import a_rollout, a_turn, write_session
-from tests.runners.viewer.conftest import add_branched
+from tests.runners.viewer.conftest import add_branched, add_wired
 
 BRANCHED = "train-000002-000-00"
 
@@ -133,6 +134,31 @@ async def test_a_rollout_has_its_attempts_and_its_tokens(server: ViewServer) -> 
     assert (page["versions"], page["routed"]) == ([None, None, 3, 3], None)
     for wrong in ("api/rollouts/none", "api/rollouts/train-000001-00-02/tokens?turn=9"):
         assert (await get(server, wrong))[0] == 400
+
+
+async def test_a_turn_has_what_was_on_the_wire_in_a_bounded_length(run_dir: Path) -> None:
+    with RunStore.open(run_dir) as store:
+        add_wired(store, "train-000003-000-00")
+        add_wired(store, "train-000003-000-01", b'"' + b"x" * (2 * PAGE_TEXT) + b'"')
+    async with ViewServer(run_dir, 0) as server:
+        _, whole = await get(server, "api/rollouts/train-000003-000-00")
+        assert [turn["wired"] for turn in whole["turns"]] == [True, False]
+        _, wire = await get(server, "api/rollouts/train-000003-000-00/wire?turn=0&attempt=0")
+        assert wire["headers"] == [["anthropic-beta", "<b>"], ["x-api-key", "***"]]
+        assert '"user_id": "u"' in wire["request"]
+        _, long = await get(server, "api/rollouts/train-000003-000-01/wire?turn=0")
+        assert "200,002 more characters" in long["request"]
+        assert len(long["request"]) < PAGE_TEXT + 200
+        for turn, said in ((1, "set gateway.record_wire=true"), (2, "it has 2")):
+            status, body = await get(server, f"api/rollouts/train-000003-000-00/wire?turn={turn}")
+            assert (status, said in body["error"]) == (400, True)
+
+
+def test_one_body_is_found_without_the_turns_of_its_rollout(run_dir: Path) -> None:
+    with RunStore.open(run_dir) as store:
+        add_wired(store, "train-000003-000-00")
+        (run_dir / "arrays" / "turns.bin").unlink()
+        assert find_wire(store, "train-000003-000-00", 0).path == "/v1/messages"
 
 
 async def test_tokens_say_whether_their_experts_were_recorded(run_dir: Path) -> None:
