@@ -11,15 +11,17 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from conf.sections.training import FanoutConfig
-from runners.training.fanout import DropReason, choose_segments
+from conf.sections.plugin import PluginConfig
+from conf.sections.training import FanoutConfig, SegmentsFanoutConfig, TrainerConfig
+from runners.training.fanout import DropReason, choose_segments, compute_shares
+from runners.training.gradient import trains_without_advantage
 from runners.trajectory.outcome import OutcomeClass
 from runners.trajectory.record import RolloutRecord, Segment
 
-MaskReason = Literal[DropReason, "ungraded", "no_advantage", "unbuilt"]
+MaskReason = Literal[DropReason, "ungraded", "no_advantage", "unbuilt", "no_share"]
 """``ungraded``: the rollout has no reward; ``no_advantage``: nothing to compare it with, or its
-step is not trained yet; ``unbuilt``: its samples could not be built, or each has a share of 0; the
-others are the fan-out's.
+step is not trained yet; ``unbuilt``: its samples could not be built, or shares of the user's own
+are all 0; ``no_share``: ``fanout.reward`` pays other chains only; the others are the fan-out's.
 """
 
 
@@ -40,9 +42,35 @@ def find_masked(
     except ValidationError:  # of another version: which chains it left out is not known
         return {}
     kept, left_out = choose_segments(chains, fanout)
-    if kept and record.advantage and not record.trained_tokens:
+    found: dict[int, MaskReason] = dict(left_out)
+    if not _trains_without_share(config):
+        found |= _find_unpaid(kept, fanout)
+    unmasked = any(chain.index not in found for chain in chains)
+    if unmasked and record.advantage and not record.trained_tokens:
         return {chain.index: "unbuilt" for chain in chains}
-    return dict(left_out)
+    return found
+
+
+def _find_unpaid(kept: Sequence[Segment], fanout: FanoutConfig) -> dict[int, MaskReason]:
+    """Return the kept chains that a rule of agentrl gives no share; a user's own is not called."""
+    reward = fanout.reward if isinstance(fanout, SegmentsFanoutConfig) else "copy"
+    if isinstance(reward, PluginConfig):
+        return {}
+    shares = zip(kept, compute_shares(kept, reward), strict=True)
+    return {chain.index: "no_share" for chain, share in shares if share == 0}
+
+
+def _trains_without_share(config: Mapping[str, Any]) -> bool:
+    """Return whether tokens without an advantage have a gradient; of another version: they may."""
+    try:
+        return trains_without_advantage(_trainers().validate_python(config.get("trainer")))
+    except ValidationError:
+        return True
+
+
+@cache
+def _trainers() -> TypeAdapter[TrainerConfig]:
+    return TypeAdapter(TrainerConfig)
 
 
 @cache

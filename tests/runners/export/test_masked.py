@@ -44,6 +44,19 @@ def test_a_trained_rollout_has_masked_what_its_fan_out_leaves_out() -> None:
     }  # fmt: skip
 
 
+def test_a_chain_that_the_rule_of_shares_does_not_pay_says_so() -> None:
+    unpaid = {0: "side", **dict.fromkeys((1, 2, 3, 4), "no_share")}
+    assert masked(a_rollout(), "fanout.reward=final_only") == unpaid
+    assert set(masked(a_rollout(), "fanout.reward=root_only").values()) == {"side", "no_share"}
+    assert masked(a_rollout(), "fanout.reward=token_share") == SIDE
+    # a KL penalty trains them all the same
+    assert masked(a_rollout(), "fanout.reward=final_only trainer.kl.weight=0.1") == SIDE
+    alone = [chain for chain in CHAINS if chain.kind != "final"]
+    config = read_config("fanout.reward=final_only fanout.train_side=true").model_dump(mode="json")
+    found = find_masked(replace(a_rollout(), trained_tokens=0), alone, config)
+    assert set(found.values()) == {"no_share"}
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
