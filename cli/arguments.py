@@ -10,8 +10,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from cli.complete_words import complete_override, complete_run
-
 PROGRAM = "program"
 """Key of a context's ``meta``: the words after ``--``."""
 
@@ -49,7 +47,6 @@ Overrides = Annotated[
         metavar="KEY=VALUE",
         help="Choose from a group (engine=sglang) or set a key (run.steps=10).",
         show_default=False,
-        autocompletion=complete_override,
     ),
 ]
 CommandAndOverrides = Annotated[
@@ -58,7 +55,6 @@ CommandAndOverrides = Annotated[
         metavar="[run | eval BENCHMARK] [KEY=VALUE]",
         help="The command that is meant (a campaign, if none is named) and its arguments.",
         show_default=False,
-        autocompletion=complete_override,
     ),
 ]
 NO_TRAINING = ("run.steps=0", "run.eval_tasks=0")
@@ -104,9 +100,7 @@ ConfigDir = Annotated[
 ]
 RunDir = Annotated[
     Path,
-    typer.Argument(
-        metavar="RUN", help="A run directory.", show_default=False, autocompletion=complete_run
-    ),
+    typer.Argument(metavar="RUN", help="A run directory.", show_default=False),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")]
 ROLLOUT_KINDS = "train, eval, solved, unsolved or failed (without a grade)"

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.arguments import CommandAndOverrides, ConfigDir, Json, examples, split_command
-from cli.complete_words import complete_run
 from cli.invocation import print_json, report_warning, stderr, stdout
 from cli.task_counts import count_sets, describe_sets
 from cli.upgrade import compare_versions, compare_with_recordings
@@ -54,7 +53,6 @@ def check(
         Path | None,
         typer.Option(
             metavar="RUN",
-            autocompletion=complete_run,
             help="Replay rollouts of this run instead, with the agent program of harness="
             "NAME@VERSION: what does it change? Exit code 1: training signal is lost.",
             show_default=False,

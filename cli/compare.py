@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from cli.arguments import Json, examples
-from cli.complete_words import complete_run
 
 EXAMPLES = examples("agentrl compare runs/20260101-120000-linear runs/20260101-130000-linear")
 
@@ -18,7 +17,6 @@ def compare(
         list[Path],
         typer.Argument(
             metavar="RUN",
-            autocompletion=complete_run,
             help="Run directories, two or more.",
             show_default=False,
         ),

@@ -1,22 +1,24 @@
-"""Complete a word of a command line: KEY=VALUE, a run directory, a benchmark.
+"""Values of a word of a command line: KEY=VALUE, a run directory, a rollout or task of a run.
 
-Reads ``conf/keys.json``, so that a TAB imports neither Hydra nor the schema.
+Keys are read from ``conf/keys.json``, so that a TAB imports neither Hydra nor the schema.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-import typer
 
 Words = list[tuple[str, str]]
 """Completions, each with a few words of help."""
 _RUN_FILES = ("store.sqlite", "config.json")
 """Files by which a run directory is known."""
+_LISTED = 100
+"""Ids that are offered whole; of more, the parts up to the next ``-`` or ``/``."""
+_READ = 100_000
+"""Ids of a run that are looked at."""
 
 
 @cache
@@ -25,38 +27,91 @@ def _table() -> dict[str, Any]:
     return dict(json.loads(file.read_text("utf-8")))
 
 
-def complete_override(ctx: typer.Context, incomplete: str) -> Words:
+def complete_override(given: Sequence[str], begun: str) -> Words:
     """Complete a group, section, key or value, knowing the choices made so far."""
-    given = [str(word) for word in ctx.params.get("overrides") or ()]
     chosen = dict(word.split("=", 1) for word in given if "=" in word)
-    key, equals, value = incomplete.partition("=")
+    key, equals, value = begun.partition("=")
     if equals:
         return [(f"{key}={each}", words) for each, words in _values(key, value, chosen)]
     return list(_keys(key, chosen))
 
 
-def complete_key(ctx: typer.Context, incomplete: str) -> Words:
-    """Complete a key for `show KEY`, or an override."""
-    found = complete_override(ctx, incomplete)
+def complete_command(given: Sequence[str], begun: str) -> Words:
+    """Complete ``run`` or ``eval BENCHMARK``, which may stand before overrides."""
+    if list(given) == ["eval"]:
+        return [(name, "") for name in ("bugfix", "swebench") if name.startswith(begun)]
+    names = ("run", "eval") if not given else ()
+    commands = [(name, "the command that is meant") for name in names if name.startswith(begun)]
+    return [*commands, *complete_override(given, begun)]
+
+
+def complete_key(given: Sequence[str], begun: str) -> Words:
+    """Complete a key for `show KEY`, or what `show` takes beside it."""
+    found = complete_command(given, begun)
     return [*found, *((w.rstrip("="), text) for w, text in found if w[-1] == "=" and "." in w)]
 
 
-def complete_run(incomplete: str) -> Words:
+def complete_run(given: Sequence[str], begun: str) -> Words:
     """Complete a run directory: those in ``runs/`` first, newest first, then any folder."""
-    begun = Path(incomplete)
-    parent = begun if incomplete.endswith("/") else begun.parent
-    folders = [Path("runs")] if not incomplete else [parent]
-    found = [each for folder in folders for each in _list_folders(folder)]
+    folder = Path(begun) if begun.endswith("/") else Path(begun).parent
+    found = _list_folders(folder if begun else Path("runs"))
     return [
         (f"{path}" if _is_run(path) else f"{path}/", "a run" if _is_run(path) else "")
         for path in sorted(found, reverse=True)
-        if str(path).startswith(incomplete.removeprefix("./")) or not incomplete
+        if str(path).startswith(begun.removeprefix("./")) and str(path) not in given
     ]
 
 
-def complete_benchmark() -> Words:
-    """Complete the benchmark of ``eval``."""
-    return [("bugfix", "the built-in tasks"), ("swebench", "SWE-bench")]
+def complete_rollout(given: Sequence[str], begun: str) -> Words:
+    """Complete the id of a rollout of the run that is named before."""
+    return _list_ids(given, "rollout_id", begun)
+
+
+def complete_task(given: Sequence[str], begun: str) -> Words:
+    """Complete the id of a task of which the run has rollouts."""
+    return _list_ids(given, "task_id", begun)
+
+
+COMPLETERS: Mapping[str, Callable[[Sequence[str], str], Words]] = {
+    "RUN": complete_run,
+    "KEY=VALUE": complete_override,
+    "[run | eval BENCHMARK] [KEY=VALUE]": complete_command,
+    "[KEY | run | eval BENCHMARK] [KEY=VALUE]": complete_key,
+    "ROLLOUT": complete_rollout,
+    "ID": complete_task,
+}
+"""By the metavariable of an argument or option; each gets the words before, without options."""
+
+
+def _list_ids(given: Sequence[str], column: str, begun: str) -> Words:
+    """Return the values of a column of a run's rollouts, or the next parts of many."""
+    import sqlite3
+
+    from conf.errors import AgentrlError
+    from runners.store.database import Database
+
+    try:
+        database = Database(Path(given[0]) / "store.sqlite", "ro")
+        try:
+            rows = database.rows(
+                f"SELECT DISTINCT {column} FROM rollout WHERE {column} >= ? AND {column} < ? "
+                f"ORDER BY {column} LIMIT {_READ}",
+                (begun, f"{begun}\U0010ffff"),
+            )
+        finally:
+            database.close()
+    except (IndexError, AgentrlError, sqlite3.Error):  # no run is named, or it has no such table
+        return []
+    ids = [row[0] for row in rows]
+    if len(ids) > _LISTED:
+        ids = list(dict.fromkeys(_cut(each, len(begun)) for each in ids))
+    return [(each, "") for each in ids]
+
+
+def _cut(text: str, start: int) -> str:
+    """Return a text up to its next ``-`` or ``/`` behind a place."""
+    ends = [end for mark in "-/" if (end := text.find(mark, start)) >= 0]
+    return text[: min(ends) + 1] if ends else text
 
 
 def _keys(begun: str, chosen: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -1,7 +1,8 @@
 """``agentrl completion``: the script that a shell reads, for commands, flags, keys and runs.
 
-The script asks ``agentrl`` itself through typer's protocol. Each shell gets the whole word, because
-bash cuts words at ``=`` and ``:``, and is told not to add a space where more belongs to the word.
+The script asks ``agentrl`` itself, by a variable with the line (``complete_line``). Each shell
+gets the whole word, because bash cuts words at ``=`` and ``:``, and is told not to add a space
+where more belongs to the word.
 """
 
 from __future__ import annotations
@@ -11,16 +12,13 @@ from typing import Annotated
 import typer
 
 from cli.arguments import examples
+from cli.complete_line import VARIABLE
 
 EXAMPLES = examples(
     'eval "$(agentrl completion bash)"        # in ~/.bashrc',
     'eval "$(agentrl completion zsh)"         # in ~/.zshrc, after compinit',
     "agentrl completion fish > ~/.config/fish/completions/agentrl.fish",
 )
-VARIABLE = "_AGENTRL_COMPLETE"
-"""Set by a shell that asks for completions."""
-_ASK = f"{VARIABLE}=complete_fish _TYPER_COMPLETE_FISH_ACTION=get-args"
-"""Of typer's protocols the one that takes the line as it is, and gives a value and a help each."""
 _BASH = f"""\
 _agentrl_completion() {{
   local line=${{COMP_LINE:0:COMP_POINT}} current=${{COMP_WORDS[COMP_CWORD]}} word each
@@ -30,8 +28,8 @@ _agentrl_completion() {{
   COMPREPLY=()
   while IFS=$'\\t' read -r each _; do
     [[ $each == "$word"* ]] && COMPREPLY+=("${{each#"${{word%"$current"}}"}}")
-  done < <(_TYPER_COMPLETE_ARGS=$line {_ASK} "$1" 2>/dev/null)
-  [[ ${{#COMPREPLY[@]}} == 1 && ${{COMPREPLY[0]}} == *[=./] ]] && compopt -o nospace
+  done < <({VARIABLE}=$line "$1" 2>/dev/null)
+  [[ ${{#COMPREPLY[@]}} == 1 && ${{COMPREPLY[0]}} == *[=./-] ]] && compopt -o nospace
   return 0
 }}
 complete -o bashdefault -o default -F _agentrl_completion agentrl
@@ -41,12 +39,12 @@ _ZSH = f"""\
 _agentrl_completion() {{
   local each name answer
   local -a whole begun
-  answer=$(_TYPER_COMPLETE_ARGS="${{(pj: :)words[1,CURRENT]}}" {_ASK} $words[1] 2>/dev/null)
+  answer=$({VARIABLE}="${{(pj: :)words[1,CURRENT]}}" $words[1] 2>/dev/null)
   for each in "${{(@f)answer}}"; do
     name=${{each%%$'\\t'*}}
     [[ -n $name && $name == "$PREFIX"* ]] || continue
     each=${{name//:/\\\\:}}:${{each#*$'\\t'}}
-    if [[ $name == *[=./] ]]; then begun+=("$each"); else whole+=("$each"); fi
+    if [[ $name == *[=./-] ]]; then begun+=("$each"); else whole+=("$each"); fi
   done
   (( $#begun )) && _describe -V agentrl begun -S ''
   (( $#whole )) && _describe -V agentrl whole
@@ -56,30 +54,22 @@ compdef _agentrl_completion agentrl
 """
 _FISH = f"""\
 function __agentrl_complete
-  _TYPER_COMPLETE_ARGS=(commandline -cp | string collect) {_ASK} agentrl 2>/dev/null
+  set -l found ({VARIABLE}=(commandline -cp | string collect) agentrl 2>/dev/null)
+  if test (count $found) -gt 0
+    printf '%s\\n' $found
+  else
+    __fish_complete_path (commandline -ct)
+  end
 end
 complete --command agentrl --no-files --arguments "(__agentrl_complete)"
-complete --command agentrl --force-files --condition "test -z (__agentrl_complete | string collect)"
 """
 SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
-
-
-def prepare() -> None:
-    """Register typer's protocols, which it does by itself only together with its own flags."""
-    from typer.completion import get_completion_inspect_parameters
-
-    get_completion_inspect_parameters()
 
 
 def completion(
     shell: Annotated[
         str,
-        typer.Argument(
-            metavar="[bash|zsh|fish]",
-            help="The shell.",
-            show_default=False,
-            autocompletion=lambda: [*SCRIPTS],
-        ),
+        typer.Argument(metavar="[bash|zsh|fish]", help="The shell.", show_default=False),
     ],
 ) -> None:
     """Print the script by which a shell completes agentrl's commands, flags, keys and runs."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.arguments import ConfigDir, Json, Overrides, examples, split_command
-from cli.complete_words import complete_benchmark, complete_run
 from cli.invocation import (
     Invocation,
     can_resume,
@@ -45,7 +44,6 @@ def evaluate(
             metavar="BENCHMARK",
             help="What to measure: bugfix, swebench.",
             show_default=False,
-            autocompletion=complete_benchmark,
         ),
     ],
     overrides: Overrides = None,
@@ -54,7 +52,6 @@ def evaluate(
         Path | None,
         typer.Option(
             metavar="RUN",
-            autocompletion=complete_run,
             help="Continue the evaluation in this directory: run what failed and what was not run. "
             "KEY=VALUE may raise eval.tasks and eval.attempts_per_task.",
             show_default=False,

@@ -25,8 +25,8 @@ def replay(
     rollout: Annotated[
         str,
         typer.Option(
-            metavar="ID",
-            help="A rollout (meaning its final attempt), or an attempt: ID-a0.",
+            metavar="ROLLOUT",
+            help="A rollout (meaning its final attempt), or an attempt: ROLLOUT-a0.",
             show_default=False,
         ),
     ],

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.arguments import ConfigDir, Json, Overrides, examples
-from cli.complete_words import complete_run
 from cli.invocation import (
     Invocation,
     can_resume,
@@ -59,7 +58,6 @@ def run(
         Path | None,
         typer.Option(
             metavar="RUN",
-            autocompletion=complete_run,
             help="Continue the run in this directory. KEY=VALUE may raise run.steps and change "
             "keys that do not alter the result.",
             show_default=False,
@@ -77,7 +75,6 @@ def run(
         Path | None,
         typer.Option(
             metavar="RUN",
-            autocompletion=complete_run,
             help="Repeat the asynchronous run in this directory: the same groups are trained "
             "together, and the same weights sample each token.",
             show_default=False,

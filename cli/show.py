@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from cli.arguments import ConfigDir, Json, examples, split_command
-from cli.complete_words import complete_key
 
 EXAMPLES = examples(
     "agentrl show",
@@ -27,7 +26,6 @@ def show(
             help="A key, group or section to describe; or the command that is meant (a campaign, "
             "if none is named) and its arguments.",
             show_default=False,
-            autocompletion=complete_key,
         ),
     ] = None,
     _config_dir: ConfigDir = None,

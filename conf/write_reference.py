@@ -57,14 +57,14 @@ def render_table() -> str:
         values.update(dict.fromkeys(entry.values))
         known[entry.key] = choices, values, words
     lines = [
-        f" {json.dumps(key)}: {json.dumps([sorted(choices), list(values), _shorten(words)])}"
+        f" {json.dumps(key)}: {json.dumps([sorted(choices), list(values), shorten(words)])}"
         for key, (choices, values, words) in sorted(known.items())
     ]
     head = {"groups": groups(), "defaults": default_choices()}
     return json.dumps(head)[:-1] + ', "keys": {\n' + ",\n".join(lines) + "\n}}\n"
 
 
-def _shorten(text: str) -> str:
+def shorten(text: str) -> str:
     """Return the beginning of a comment, for a line of the shell's list."""
     first = re.split(r"(?<!e\.g)\. |; ", text)[0].rstrip(".")
     return first if len(first) <= 70 else f"{first[:69]}…"

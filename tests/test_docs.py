@@ -19,8 +19,8 @@ import pytest
 import typer.main
 from typer.core import TyperGroup
 
+from cli.app import app
 from cli.arguments import split_command
-from cli.main import app
 from conf import grammar
 from conf.compose import compose
 from conf.errors import ExitCode

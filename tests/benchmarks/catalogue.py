@@ -133,7 +133,9 @@ BENCHMARKS = (
         3,
     ),
     Benchmark("rows", "bench_rows", "100,000 rows of tasks read", "the cache", "the disk", 3),
-    Benchmark("help", "bench_help", "start of the command line", "-", "an empty Python program", 1),
+    Benchmark(
+        "help", "bench_help", "start of the command line, a TAB", "-", "an empty Python program", 1
+    ),
     Benchmark(
         "routing",
         "bench_routing",

@@ -10,19 +10,27 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cli.complete_line import TABLE, VARIABLE, complete_line
+from cli.complete_words import COMPLETERS
 from cli.completion import SCRIPTS
+from runners.evaluation.benchmarks import BENCHMARKS
+from runners.store.run_store import RunStore
 from tests.cli.conftest import REPOSITORY, Agentrl
+from tests.fakes.records import CONFIG, a_rollout, example_run
 
-ASK = {"_AGENTRL_COMPLETE": "complete_fish", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+FLAGS = {"bash": "--norc --noprofile -i", "zsh": "-f -i", "fish": "-N -i"}
+"""Of an interactive shell that reads no configuration."""
 
 
 def offered(agentrl_process: Agentrl, line: str) -> list[str]:
-    """Return the completions of a line, as typer's protocol gives them to a shell."""
-    done = agentrl_process(**ASK, _TYPER_COMPLETE_ARGS=line)
+    """Return the completions of a line, as a shell gets them."""
+    done = agentrl_process(**{VARIABLE: line})
     return [each.partition("\t")[0] for each in done.stdout.split("\n") if each]
 
 
@@ -40,6 +48,21 @@ def offered(agentrl_process: Agentrl, line: str) -> list[str]:
         ("agentrl run rollout.limits.ad", ["rollout.limits.adaptive="]),
         ("agentrl show trainer.learning_r", ["trainer.learning_rate=", "trainer.learning_rate"]),
         ("agentrl eval ", ["bugfix", "swebench"]),
+        ("agentrl check eval s", ["swebench"]),
+        ("agentrl plugins ru", ["run", "run."]),
+        ("agentrl --debug task", ["tasks"]),
+        ("agentrl tasks list tasks.jsonl --state re", ["ready", "refused"]),
+        ("agentrl rollouts runs/a --only=un", ["--only=unsolved"]),
+        ("agentrl rollouts runs/a --sort -t", ["-task", "-turns", "-tokens"]),
+        ("agentrl rollouts --only solved runs/a --kind w", ["wipe"]),
+        ("agentrl regrade runs/a --only grader.", ["grader.error", "grader.timeout"]),
+        ("agentrl dump-trajectories runs/a --format html,p", ["html,parquet", "html,png"]),
+        ("agentrl dump-trajectories runs/a --out ", []),
+        ("agentrl completion z", ["zsh"]),
+        ("agentrl gateway --once -- python ", []),
+        ("agentrl stop runs/a runs", []),
+        ("agentrl compare runs/a ", ["runs/b"]),
+        ("agentrl what-if runs/a reward.turn_p", ["reward.turn_penalty="]),
         ("agentrl report ", ["runs/b", "runs/a"]),
         ("agentrl run --resume ", ["runs/b", "runs/a"]),
         ("agentrl run nothing", []),
@@ -54,14 +77,106 @@ def test_a_tab_offers(
     assert offered(agentrl_process, line) == found
 
 
-def test_a_tab_imports_nothing_heavy(agentrl_process: Agentrl) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("watch", "status", "view", "stop", "report", "compare", "rollouts", "what-if", "replay"),
+        *("regrade", "dump-trajectories", "run --resume", "run --replay-schedule"),
+        *("eval bugfix --resume", "check --against"),
+    ],
+)
+def test_every_command_that_takes_a_run_completes_it(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert [word for word, _ in complete_line(f"agentrl {command} ")] == ["runs/mine/"]
+
+
+def words(line: str) -> list[str]:
+    return [word for word, _ in complete_line(line)]
+
+
+def test_ids_of_rollouts_and_tasks_are_those_of_the_run_that_is_named(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    example_run(run).close()
+    assert words(f"agentrl rollouts {run} train-000001-00-0") == [
+        f"train-000001-00-0{member}" for member in range(4)
+    ]
+    assert words(f"agentrl replay --rollout train-000001-00-01 {run} ta") == ["task="]
+    assert words(f"agentrl replay {run} --rollout train-000001-00-01") == ["train-000001-00-01"]
+    assert words(f"agentrl rollouts {run} --task s") == ["sum-of-squares-001"]
+    assert words("agentrl rollouts --task s") == words(f"agentrl rollouts {tmp_path} t") == []
+
+
+def test_many_ids_are_offered_part_by_part(tmp_path: Path) -> None:
+    with RunStore.create(tmp_path / "run", CONFIG) as store:
+        for number in range(3 * 60):
+            record = a_rollout(
+                f"train-{1 + number // 60:06}-{number % 60:03}-00", task_id=f"set/{number}"
+            )
+            store.put_rollout(record)
+    line = f"agentrl rollouts {tmp_path / 'run'} "
+    assert words(line) == ["train-"]
+    assert words(f"{line}train-") == [f"train-00000{step}-" for step in (1, 2, 3)]
+    assert len(words(f"{line}train-000002-")) == 60
+    assert words(f"{line}--task ") == ["set/"]
+
+
+def test_a_word_that_a_shell_would_run_is_not_offered(
+    agentrl_process: Agentrl, tmp_path: Path
+) -> None:
+    ids = [
+        "$(touch x)",
+        "a;b",
+        "`c`",
+        "d e",
+        "f\nagentrl",
+        "\x1b[2J",
+        "g\th",
+        "good::test[0]",
+        "ok",
+    ]
+    with RunStore.create(tmp_path / "run", CONFIG) as store:
+        for number, task in enumerate(ids):
+            store.put_rollout(a_rollout(f"train-000001-000-{number:02}", task_id=task))
+    assert words(f"agentrl rollouts {tmp_path / 'run'} --task ") == sorted(ids)
+    assert offered(agentrl_process, f"agentrl rollouts {tmp_path / 'run'} --task ") == ["ok"]
+
+
+@pytest.mark.parametrize("line", ["", "agentrl", "agentrl 'x y", 'agentrl run "', "a b \\"])
+def test_no_line_is_an_error(line: str, agentrl_process: Agentrl) -> None:
+    done = agentrl_process(**{VARIABLE: line})
+    assert (done.code, done.stderr) == (0, "")
+
+
+def test_every_value_is_completed_or_known_to_be_a_path_or_free() -> None:
+    free = {*("DIR", "FILE", "GLOB", "N", "N|N-M", "OUT", "PATH", "TURN", "WORDS", "X")}
+
+    def values(command: dict[str, Any]) -> Iterator[str]:
+        yield from command["arguments"]
+        yield from (metavar for metavar, _ in command["options"].values() if metavar is not None)
+        for each in command["commands"].values():
+            yield from values(each)
+
+    unknown = {
+        metavar
+        for metavar in values(json.loads(TABLE.read_text("utf-8")))
+        if metavar not in {*free, *COMPLETERS} and not metavar.startswith("[")
+    }
+    assert not unknown
+    assert {*BENCHMARKS} == {word for word in words("agentrl check eval ") if "=" not in word}
+
+
+def test_a_tab_imports_no_library(agentrl_process: Agentrl) -> None:
     done = agentrl_process(
-        options=("-X", "importtime"), **ASK, _TYPER_COMPLETE_ARGS="agentrl run engine=sg"
+        options=("-X", "importtime"), **{VARIABLE: "agentrl rollouts runs/a train-"}
     )
     modules = {
         line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()
     }
-    heavy = {"torch", "hydra", "omegaconf", "numpy", "runners", "transformers"}
+    assert {"cli", "json"} <= modules
+    heavy = {"typer", "rich", "click", "asyncio", "pydantic", "torch", "hydra", "numpy"}
     assert not modules & heavy
 
 
@@ -77,14 +192,14 @@ def programs(tmp_path: Path) -> Path:
 
 
 class Shell:
-    """An interactive bash or zsh on a terminal of its own."""
+    """An interactive shell on a terminal of its own."""
 
     def __init__(self, name: str, programs: Path, directory: Path) -> None:
-        flags = {"bash": "--norc --noprofile -i", "zsh": "-f -i"}
         self._end, inner = pty.openpty()
+        self._shown = b""
         self._process = subprocess.Popen(
-            [name, *flags[name].split()],
-            stdin=inner, stdout=inner, stderr=inner, cwd=directory, start_new_session=True,
+            ["setsid", "--ctty", name, *FLAGS[name].split()],
+            stdin=inner, stdout=inner, stderr=inner, cwd=directory,
             env={
                 **os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "TERM": "vt100",
                 "PYTHONPATH": str(REPOSITORY), "HOME": str(directory), "COLUMNS": "200",
@@ -99,11 +214,21 @@ class Shell:
         """Return the text of a file, once the shell has written it; the terminal is drained."""
         end = time.monotonic() + deadline_s
         while time.monotonic() < end:
-            if select.select([self._end], [], [], 0.1)[0]:
-                os.read(self._end, 65536)
+            self._drain()
             if file.exists() and (text := file.read_text()).endswith("\n"):
                 return text.strip()
-        raise AssertionError(f"{file.name} was not written")
+        raise AssertionError(f"{file.name} was not written: {self._shown!r}")
+
+    def wait_for(self, text: str, deadline_s: float = 60) -> None:
+        """Wait until the terminal shows a text, from now on."""
+        end, self._shown = time.monotonic() + deadline_s, b""
+        while text.encode() not in self._shown:
+            assert time.monotonic() < end, self._shown
+            self._drain()
+
+    def _drain(self) -> None:
+        if select.select([self._end], [], [], 0.1)[0]:
+            self._shown += os.read(self._end, 65536)
 
     def close(self) -> None:
         self._process.kill()
@@ -112,23 +237,24 @@ class Shell:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("name", ["bash", "zsh"])
+@pytest.mark.parametrize("name", ["bash", "zsh", "fish"])
 @pytest.mark.parametrize(
-    ("typed", "line"),
+    ("typed", "added", "more"),
     [
-        ("run engine=sglang_", "run engine=sglang_launch"),
-        ("run trainer.learning", "run trainer.learning_rate=1"),
-        ("report runs/onl", "report runs/only"),
+        ("run engine=sglang_", "launch", ""),
+        ("run trainer.learning", "_rate=", "1"),
+        ("report runs/onl", "y", ""),
+        ("rollouts runs/only --only=un", "solved", ""),
+        ("rollouts runs/only tr", "ain-000001-00-00", ""),
     ],
 )
 def test_a_real_shell_completes_the_line(
-    name: str, typed: str, line: str, programs: Path, tmp_path: Path
+    name: str, typed: str, added: str, more: str, programs: Path, tmp_path: Path
 ) -> None:
     if shutil.which(name) is None:
         pytest.skip(f"{name} is not installed")
-    run = tmp_path / "runs" / "only"
-    run.mkdir(parents=True)
-    (run / "config.json").write_text(json.dumps({}))
+    with RunStore.create(tmp_path / "runs" / "only", CONFIG) as store:
+        store.put_rollout(a_rollout())
     (tmp_path / "script").write_text(SCRIPTS[name])
     # the program itself writes what the shell gave it, once completion is done
     start = "autoload -Uz compinit && compinit -u && " if name == "zsh" else ""
@@ -138,10 +264,10 @@ def test_a_real_shell_completes_the_line(
         shell.read_until(tmp_path / "ready")
         # Words of the line go into a file: the command is a comment to the shell's own echo.
         shell.send(f"agentrl {typed}\t")
-        time.sleep(4)  # a TAB is answered when it is, and nothing says so
-        shell.send("1" if line.endswith("=1") else "")
+        shell.wait_for(added)
+        shell.send(more)
         shell.send("\x01echo \x05 > line\n")
-        assert shell.read_until(tmp_path / "line") == f"agentrl {line}"
+        assert shell.read_until(tmp_path / "line") == f"agentrl {typed}{added}{more}"
     finally:
         shell.close()
 

@@ -1,0 +1,77 @@
+"""Write ``cli/commands.json``, by which a TAB knows the commands: ``python -m cli.write_commands``.
+
+Their names, options and arguments are those of typer; the values of an option, where its
+metavariable does not list them, those of the code that reads it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, get_args
+
+from typer.main import get_command
+
+from cli.app import app
+from cli.arguments import ProgramCommand
+from cli.complete_line import TABLE
+from conf.sections.task import FormatName
+from conf.write_reference import shorten
+from runners.evaluation.benchmarks import BENCHMARKS
+from runners.export.formats import FORMATS
+from runners.trajectory.outcome import OutcomeClass, OutcomeCode
+from runners.viewer.filters import KINDS, ONLY, SORTS
+
+VALUES: Mapping[str, Iterable[str]] = {
+    "BENCHMARK": BENCHMARKS,
+    "--format FORMAT,…": FORMATS,
+    "--kind KIND": KINDS,
+    "--only CODE": OutcomeCode,
+    "--only KIND": ONLY,
+    "--outcome CODE": [*OutcomeClass, *OutcomeCode],
+    "--schema NAME": [*get_args(FormatName), "harbor"],
+    "--sort KEY": [*SORTS, *(f"-{name}" for name in SORTS)],
+}
+"""Values of options and arguments whose metavariable does not list them."""
+
+
+def render_table() -> str:
+    """Return the text of ``commands.json``: commands by name, in the order of the help."""
+    return (
+        json.dumps(_describe("agentrl", get_command(app), None), indent=1, ensure_ascii=False)
+        + "\n"
+    )
+
+
+def _describe(name: str, command: Any, parent: Any) -> dict[str, Any]:
+    """Return what is known of a command, or of a group of them; ``parent``: the group's context."""
+    arguments = [each for each in command.params if each.param_type_name == "argument"]
+    options = [each for each in command.params if each.param_type_name == "option"]
+    context = command.make_context(name, [], parent, resilient_parsing=True)
+    return {
+        "help": shorten(command.get_short_help_str(1000)),
+        "options": {
+            word: (None if option.is_flag else _list_values(word, option), shorten(option.help))
+            for option in (*options, command.get_help_option(context))
+            for word in sorted((*option.opts, *option.secondary_opts))
+        },
+        "arguments": [_list_values("", argument) for argument in arguments],
+        "repeats": bool(arguments) and arguments[-1].nargs == -1,
+        "takes_program": isinstance(command, ProgramCommand),
+        "commands": {
+            word: _describe(word, each, context)
+            for word, each in getattr(command, "commands", {}).items()
+        },
+    }
+
+
+def _list_values(name: str, parameter: Any) -> str:
+    """Return the metavariable of a parameter, with its values where they are known."""
+    metavar = str(parameter.metavar or "")
+    if (known := VALUES.get(f"{name} {metavar}".strip())) is None:
+        return metavar
+    return f"[{'|'.join(known)}]{',…' if metavar.endswith(',…') else ''}"
+
+
+if __name__ == "__main__":
+    TABLE.write_text(render_table(), "utf-8")
