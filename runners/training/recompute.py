@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from runners.training.chosen_logprobs import choose_logprobs
 from runners.training.policy import find_decoder
 
 Entropy = Literal["none", "value", "gradient"]
@@ -72,21 +73,18 @@ def compute_chosen_logprobs(
     """
 
     def choose(states: Tensor, own: Tensor, chosen: Tensor) -> Tensor:
-        logits = head(states).float() / temperature
+        logits = head(states).float()
+        if entropy != "gradient":
+            measures = entropy == "value"
+            found = choose_logprobs(logits, own, chosen, temperature, entropies=measures)
+            return torch.stack([found[0], found[1][own]] if measures else [found[0]], dim=1)
+        logits = logits / temperature
         total = logits.logsumexp(dim=1)
         # index_select: its gradient is a sum in order, that of logits[own, chosen] is not
         places = own * logits.shape[1] + chosen
         logprobs = logits.flatten().index_select(0, places) - total.index_select(0, own)
-        if entropy == "none":
-            return logprobs[:, None]
-        if entropy == "gradient":
-            return torch.stack(
-                [logprobs, _compute_entropy(logits, total).index_select(0, own)], dim=1
-            )
-        with torch.no_grad():  # in chunks: what it needs for a moment is as large as the logits
-            pairs = zip(*(torch.split(each, LOGITS_CHUNK) for each in (logits, total)), strict=True)
-            measured = torch.cat([_compute_entropy(*each) for each in pairs])
-        return torch.stack([logprobs, measured[own]], dim=1)
+        entropies = _compute_entropy(logits, total).index_select(0, own)
+        return torch.stack([logprobs, entropies], dim=1)
 
     if not chunked:
         return choose(hidden, rows, targets)
