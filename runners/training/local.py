@@ -261,6 +261,8 @@ class LocalTrainer:
         with_gradient = self._with_gradient(samples)
         if not self.peers.any(bool(with_gradient)):
             return
+        of_all = [sample for sample in samples if has_gradient(sample, self.config)]
+        totals.nodes -= self.peers.count_repeated(of_all)
         self.weights.clear_gradients()
         loss = 0.0
         for batch in self._batches(

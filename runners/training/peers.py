@@ -49,6 +49,10 @@ class TrainingPeers:
 
     def __init__(self) -> None:
         self._own: set[int] | None = None
+        self._places: dict[int, int] = {}
+        """Place of each sample's array of tokens in the order of the step's prefix tree."""
+        self._shared: list[int] = []
+        """Nodes that the sample at each place has in common with the one before it."""
 
     def share(self, samples: Sequence[Sample], *, tree: bool = True) -> None:
         """Begin a step: deal out the samples that have a gradient in it.
@@ -61,6 +65,8 @@ class TrainingPeers:
         order = order_samples(samples)
         pairs = zip(order.lengths, order.shared, strict=True)
         costs = [length - shared if tree else length for length, shared in pairs]
+        self._places = {id(samples[index].tokens): n for n, index in enumerate(order.samples)}
+        self._shared = order.shared if tree else [0] * len(order.shared)
         until = list(accumulate(costs))
         whole = max(1, until[-1]) if until else 1
         # The middle of a sample decides, so that no share is empty for a sample that crosses; one
@@ -75,6 +81,23 @@ class TrainingPeers:
         """Return whether this process runs a sample of ``share``, or what was made of one."""
         # a sample that is changed keeps its array of tokens
         return self._own is None or id(sample.tokens) in self._own
+
+    def count_repeated(self, samples: Sequence[Sample]) -> int:
+        """Count the nodes of some of the step's samples that this process runs and one before it,
+        too.
+
+        In the order of the tree a sample has most in common with the one before it, and two have
+        in common what all neighbours between them have.
+        """
+        if self._own is None:
+            return 0
+        tokens = {id(sample.tokens) for sample in samples} & self._places.keys()
+        places = sorted((self._places[each], each in self._own) for each in tokens)
+        first = next((n for n, (_, own) in enumerate(places) if own), 0)
+        if not first:
+            return 0
+        before, own = places[first - 1][0], places[first][0]
+        return min(self._shared[before + 1 : own + 1])
 
     def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Set the gradient of each parameter to the sum over all processes; one that nobody has

@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[3]
 RANKS = 2
 OWN = ("time/train_s",)
 """Metrics that are a process's own."""
-SHARED = ("train/nodes", "train/positions", "train/packing", "r3/disagree", "r3/replayed")
+SHARED = ("train/positions", "train/packing", "r3/disagree", "r3/replayed")
 """Beginnings of metrics in which what two ranks run counts twice."""
 
 
@@ -77,8 +77,9 @@ def test_ranks_train_what_one_process_trains(name: str, trained: Path) -> None:
         assert gradient.norm() <= bound * _norm(weights)
         # AdamW divides by the gradient's own size: the rounding of gradients near 0, which depends
         # on what a micro-batch has in common, shows in single weights.
-        assert weight.mean() < (1e-7 if exact else 1e-4)
-        assert (weight > 1e-6).float().mean() < (1e-3 if exact else 0.3)
+        assert weight.mean() < (2e-7 if exact else 1e-4)
+        moved = 1e-3 if SCENARIOS[name].updates_once else 2e-2
+        assert (weight > 1e-6).float().mean() < (moved if exact else 0.3)
         reported = json.loads((trained / f"{rank} {name}.json").read_text())
         for one, other in zip(steps, reported, strict=True):
             assert one.keys() == other.keys()
@@ -91,8 +92,8 @@ def test_ranks_train_what_one_process_trains(name: str, trained: Path) -> None:
     if SCENARIOS[name].masked:
         assert list(steps[0]["refused"]) == ["r2"]
     start = trained / (SCENARIOS[name].family or POLICY)
-    moved = [(value - begun).abs().max() for value, begun in _pairs(start, weights)]
-    assert max(moved) > 1e-4, "something was trained"
+    changes = [(value - begun).abs().max() for value, begun in _pairs(start, weights)]
+    assert max(changes) > 1e-4, "something was trained"
 
 
 def test_the_ranks_are_the_same_bit_for_bit(trained: Path) -> None:
