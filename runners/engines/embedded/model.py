@@ -46,7 +46,8 @@ os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 ROWS = 8
 """Products over tokens have a multiple of this many rows: for 1, 2, 3, 5, 7 and 11 rows MKL takes
-other kernels (measured with 1, 2, 3 and 8 threads; multiples of 4 are enough there).
+other kernels (measured with 1, 2, 3 and 8 threads). On an EPYC 1, 2 and 3 rows have them in its
+strict mode, too, and with 3 threads multiples of 4 do not suffice; tests show both there.
 """
 SERIAL_ELEMENTS = 2**15
 """Torch divides elementwise functions of this many elements and more between threads. Where a part
