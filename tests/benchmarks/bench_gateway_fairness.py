@@ -116,6 +116,17 @@ async def send_chunks(http: aiohttp.ClientSession, url: str, key: str) -> None:
         writer.transport.abort()
 
 
+def make_history(name: str) -> bytes:
+    """Return a request of 128 turns and some 60,000 tokens."""
+    messages = [user(name)]
+    for number in range(128):
+        call = {"type": "tool_use", "id": f"toolu_{number}", "name": "Bash", "input": {"n": number}}
+        result = {"type": "tool_result", "tool_use_id": f"toolu_{number}", "content": OUTPUT * 8}
+        messages.append({"role": "assistant", "content": [call]})
+        messages.append({"role": "user", "content": [result]})
+    return orjson.dumps({"model": "policy", "max_tokens": 500, "messages": messages})
+
+
 def attacks() -> dict[str, Send]:
     """Return the attacks, by name."""
     long_text = OUTPUT * (800_000 // len(OUTPUT))  # about 200 000 tokens of a real tokenizer
@@ -141,6 +152,8 @@ def attacks() -> dict[str, Send]:
                 }
             )
         ),
+        # A conversation of an agent that comes whole, as after a fork or a resumed session.
+        "histories": _post_new(make_history),
         "connections": open_connections,
         "readers": read_slowly,
         "chunks": send_chunks,
