@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,6 +13,7 @@ from cli.invocation import Invocation, print_json, report_warning, stderr
 EXAMPLES = examples(
     "agentrl report runs/20260101-120000-linear",
     "agentrl report runs/20260101-120000-eval-bugfix --out bugfix.html",
+    "agentrl report runs/20260102-120000-linear --against runs/20260101-120000-linear",
 )
 
 
@@ -24,6 +25,14 @@ def report(
             metavar="FILE", help="File to write; default: RUN/report.html.", show_default=False
         ),
     ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Name the tasks that this earlier run solved and RUN does not, and the reverse.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write a run, running or ended, as one HTML page.
@@ -32,11 +41,23 @@ def report(
     """
     from runners.report.page import write_report
 
-    path = write_report(run, out)
+    path = write_report(run, out, against)
     if as_json:
-        print_json({"report": str(path), "bytes": path.stat().st_size})
+        document: dict[str, Any] = {"report": str(path), "bytes": path.stat().st_size}
+        if against is not None:
+            document["against"] = _compare(run, against)
+        print_json(document)
     else:
         typer.echo(path)
+
+
+def _compare(run: Path, against: Path) -> dict[str, Any] | None:
+    from runners.report.against import read_against
+    from runners.store.run_store import RunStore
+
+    with RunStore.open(run, read_only=True) as store:
+        pair = read_against(store, against).pair
+    return None if pair is None else pair.to_dict()
 
 
 def offer_report(run_dir: Path, invocation: Invocation) -> None:

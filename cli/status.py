@@ -15,6 +15,7 @@ def status(run: RunDir, as_json: Json = False) -> None:
     """Show the state of a run: running or ended, here or on a cluster."""
     from cli.invocation import print_json, stdout
     from runners.evaluation.passes import read_run_passes
+    from runners.observe.cost import read_run_cost
     from runners.observe.remote_status import read_remote_status
     from runners.observe.status import read_status, render
 
@@ -27,14 +28,18 @@ def status(run: RunDir, as_json: Json = False) -> None:
     remote = read_remote_status(run)
     found = remote or read_status(run)
     passes = [] if remote is not None or found.benchmark is None else read_run_passes(run)
+    cost = None if remote is not None else read_run_cost(run)  # its store is on another machine
     if as_json:
-        print_json(found.to_dict() | {"passes": [asdict(each) for each in passes]})
+        figures = {"passes": [asdict(each) for each in passes], "cost": cost and cost.to_dict()}
+        print_json(found.to_dict() | figures)
     else:
         table = render(found)
         for each in passes:
             low, high = (f"{100 * end:.1f}%" for end in each.interval)
             value = f"{each.value:.1%} ({low} to {high}, {each.tasks:,} tasks)"
             table.add_row(f"pass@{each.k}", value)
+        for name, value in () if cost is None else cost.describe():
+            table.add_row(name, value)
         stdout().print(table)
 
 

@@ -11,6 +11,7 @@ from cli.arguments import RunDir, examples
 
 EXAMPLES = examples(
     "agentrl view runs/20260101-120000-mixed",
+    "agentrl view runs/20260101-120000-mixed train-000003-002-05 --open",
     "agentrl view runs/20260101-120000-mixed --out run.html",
     "ssh -L 8721:127.0.0.1:8721 cluster agentrl view runs/20260101-120000-mixed",
 )
@@ -18,6 +19,10 @@ EXAMPLES = examples(
 
 def view(
     run: RunDir,
+    rollout: Annotated[
+        str | None,
+        typer.Argument(metavar="ROLLOUT", help="Begin with this one.", show_default=False),
+    ] = None,
     port: Annotated[
         int | None,
         typer.Option(
@@ -50,27 +55,41 @@ def view(
     from runners.viewer.filters import ViewError
 
     if out is not None:
-        if port is not None or browser:
-            raise ViewError("--port and --open are of a page that is served: drop them, or --out")
+        if port is not None or browser or rollout is not None:
+            raise ViewError(
+                "ROLLOUT, --port and --open are of a page that is served: drop them, or --out"
+            )
         _write(run, out)
         return
     with suppress(KeyboardInterrupt):
-        asyncio.run(_serve(run, port, browser=browser))
+        asyncio.run(_serve(run, rollout, port, browser=browser))
 
 
-async def _serve(run: Path, port: int | None, *, browser: bool) -> None:
+async def _serve(run: Path, rollout: str | None, port: int | None, *, browser: bool) -> None:
     import asyncio
     import webbrowser
+    from urllib.parse import quote
 
     from cli.invocation import stderr
     from runners.viewer.server import ViewServer
 
+    if rollout is not None:
+        await asyncio.to_thread(_require_rollout, run, rollout)
     async with ViewServer(run, port) as server:
-        typer.echo(server.url)
+        address = server.url if rollout is None else f"{server.url}#{quote(rollout)}"
+        typer.echo(address)
         stderr().print("ctrl-C ends it", style="bright_black")
         if browser:
-            await asyncio.to_thread(webbrowser.open, server.url)
+            await asyncio.to_thread(webbrowser.open, address)
         await asyncio.Event().wait()
+
+
+def _require_rollout(run: Path, rollout: str) -> None:
+    from runners.store.run_store import RunStore
+    from runners.viewer.rollout_view import find_attempts
+
+    with RunStore.open(run, read_only=True) as store:
+        find_attempts(store, rollout)
 
 
 def _write(run: Path, out: Path) -> None:

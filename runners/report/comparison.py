@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from conf.keys import flatten
 from runners.campaign.result import summarize
-from runners.report.paired import compare_tasks, read_verdicts
-from runners.report.report_data import ReportData, read_report_data
+from runners.observe.curves import REWARD, SOLVE_RATE, STEP_S, metric_points
+from runners.report.paired import Verdicts, compare_tasks, read_verdicts
+from runners.report.report_data import ReportData, read_report_data, solve_rate_intervals
 from runners.report.seeds import pool_seeds
 from runners.store.run_store import RunStore
 
 SEED = "seed"
+CURVES = (SOLVE_RATE, REWARD, "tokens/trained", "tokens/per_s", STEP_S, "policy/k3")
+"""Metrics whose values of all steps are compared."""
 _OWN = ("run.dir",)
 """Keys in which every two runs differ."""
 
 
 def compare_runs(run_dirs: Sequence[Path]) -> dict[str, Any]:
-    """Return ``runs``, a document of each, ``seeds``, one of those that differ in their seed alone,
-    ``pairs``, each run against the first over the tasks that both measured (``PairedResult``), and
-    ``differences``: key → value in each run, None in a run that lacks the key. Raises StoreError.
+    """Return ``runs``, a document of each; ``seeds``, one of those that differ in their seed alone;
+    ``pairs``, each run against the first over the tasks that both measured (``PairedResult``);
+    ``tasks``: task → [graded, solved] in each run's last evaluation, None in a run that did not
+    measure it, the least solved first; and ``differences``: key → value in each run, None in a run
+    that lacks the key. Raises StoreError.
     """
     names = [path.resolve().name for path in run_dirs]
     runs, configs, verdicts = [], [], []
@@ -47,7 +52,25 @@ def compare_runs(run_dirs: Sequence[Path]) -> dict[str, Any]:
         "runs": runs,
         "seeds": _pool(runs, differences),
         "pairs": pairs,
+        "tasks": _list_tasks(verdicts),
         "differences": differences,
+    }
+
+
+def _list_tasks(
+    verdicts: Sequence[Mapping[str, Verdicts]],
+) -> dict[str, list[tuple[int, int] | None]]:
+    def rate(task: str) -> float:
+        found = [measured[task].rate for measured in verdicts if task in measured]
+        return sum(found) / len(found)
+
+    names = dict.fromkeys(task for measured in verdicts for task in measured)
+    return {
+        task: [
+            (measured[task].graded, measured[task].solved) if task in measured else None
+            for measured in verdicts
+        ]
+        for task in sorted(names, key=lambda task: (rate(task), task))
     }
 
 
@@ -68,7 +91,10 @@ def _pool(
 def _further(facts: ReportData, summary: dict[str, Any]) -> dict[str, Any]:
     """Return what a campaign's summary lacks; an evaluation's own rate is its last one."""
     status = facts.status
-    rates = [{"name": r.name, "value": r.value, "interval": [r.low, r.high]} for r in facts.rates]
+    rates = [
+        {"name": r.name, "step": r.step, "value": r.value, "interval": [r.low, r.high]}
+        for r in facts.rates
+    ]
     rate = facts.rates[0] if facts.rates else None
     measured = {
         "first": None,
@@ -82,5 +108,11 @@ def _further(facts: ReportData, summary: dict[str, Any]) -> dict[str, Any]:
         "message": status.message,
         "eval": measured if status.benchmark else summary["eval"],
         "rates": rates,
+        "curves": {name: points for name in CURVES if (points := _curve(facts, name))},
+        "intervals": {SOLVE_RATE: solve_rate_intervals(facts)},
         "cost": facts.cost.to_dict(),
     }
+
+
+def _curve(facts: ReportData, name: str) -> list[tuple[int, float]]:
+    return [(step, value) for step, value in metric_points(facts.steps, name) if value is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 UNKNOWN = "–"
 _PERCENT = "\u202f%"  # a narrow space that does not break
@@ -37,6 +38,16 @@ def format_axis_share(value: float) -> str:
 def format_significant(value: float | None) -> str:
     """Return a number of any size with three significant digits."""
     return UNKNOWN if value is None else f"{value:.3g}"
+
+
+def format_interval(interval: Sequence[float] | None) -> str:
+    """Return an interval of a rate, in per cent."""
+    return UNKNOWN if interval is None else f"{100 * interval[0]:.0f}–{100 * interval[1]:.0f} %"
+
+
+def format_price(value: float) -> str:
+    """Return a price: hundredths, and of less than one three significant digits."""
+    return f"{value:,.2f}" if value >= 1 or not value else f"{value:.3g}"
 
 
 def format_seconds(value: float | None) -> str:

@@ -7,16 +7,20 @@ from collections.abc import Iterator, Mapping
 from typing import get_args
 from xml.etree.ElementTree import Element
 
-from runners.evaluation.statistics import wilson_interval
 from runners.observe.curves import REWARD, SOLVE_RATE, metric_points
 from runners.observe.dashboard import format_duration
 from runners.report.chart import ChartLine, draw_line_chart, draw_stacked_chart
 from runners.report.element import Child, make
-from runners.report.number_format import format_count, format_quantity, format_share
-from runners.report.report_data import UNGRADED, ReportData, SolveRate
+from runners.report.number_format import (
+    format_count,
+    format_interval,
+    format_quantity,
+    format_share,
+)
+from runners.report.report_data import UNGRADED, ReportData, SolveRate, solve_rate_intervals
 from runners.report.table import make_section, make_table
 from runners.store.run_state import State
-from runners.trajectory.outcome import MEANING, OutcomeClass
+from runners.trajectory.outcome import MEANING, TEARDOWN, OutcomeClass
 from runners.trajectory.record import SegmentKind
 
 _STATE_COLOURS: dict[str, str] = {State.DONE: "green", State.RUNNING: "blue", State.CREATED: "grey"}
@@ -31,10 +35,11 @@ STAGES = {
     "boot": "sky",
     "harness": "blue",
     "patch": "purple",
+    TEARDOWN: "green",
     "finish": "vermillion",
     "grade": "orange",
 }
-"""Each stage of an attempt and its colour."""
+"""Each stage of an attempt, and its colour: in the order of most attempts (``order_stages``)."""
 _SEGMENTS = dict(
     zip(get_args(SegmentKind), ("blue", "grey", "purple", "orange", "green"), strict=True)
 )
@@ -123,7 +128,7 @@ def _tile(name: str, value: str, more: str) -> Element:
 
 
 def _between(rate: SolveRate) -> str:
-    return f"{100 * rate.low:.0f}–{100 * rate.high:.0f} %"
+    return format_interval((rate.low, rate.high))
 
 
 def build_curves(facts: ReportData) -> Element | None:
@@ -181,12 +186,7 @@ def build_curves(facts: ReportData) -> Element | None:
 
 def _solved(facts: ReportData) -> ChartLine:
     """Return the training solve rate with Wilson's interval of each step's graded rollouts."""
-    ranges = []
-    for step in (row["step"] for row in facts.steps if row["step"] in facts.sums.ends):
-        ends = facts.sums.ends[step]
-        interval = wilson_interval(ends["solved"], ends["solved"] + ends["unsolved"])
-        if interval is not None:
-            ranges.append((float(step), *interval))
+    ranges = solve_rate_intervals(facts)
     return ChartLine(
         "solved", metric_points(facts.steps, SOLVE_RATE), "blue", ranges=ranges, band=True
     )

@@ -9,16 +9,15 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from conf.errors import AgentrlError, ExitCode
 from runners.observe.swimlane import AttemptSpans
-from runners.processes.atomic_write import atomic_file
+from runners.report.against import Against, build_against, read_against
 from runners.report.alarms import build_alarms
 from runners.report.cost_section import build_cost
-from runners.report.element import make, render_html
+from runners.report.document import render_document, write_document
+from runners.report.links import Links
 from runners.report.overview import build_curves, build_head, build_outcomes
 from runners.report.report_data import ReportData, read_report_data
 from runners.report.rollouts import (
-    Links,
     build_branches,
     build_configuration,
     build_failures,
@@ -27,37 +26,26 @@ from runners.report.rollouts import (
 )
 from runners.report.routing import build_routing
 from runners.report.swimlane import read_attempts
-from runners.report.task_rates import build_task_rates
+from runners.report.task_rates import build_held_out_tasks, build_task_rates
 from runners.report.unsolved import build_unsolved
 from runners.store.run_store import RunStore
 
 NAME = "report.html"
 QUICK = 5_000
 """Attempts whose report takes about a second: up to there a run writes it at its end."""
-_STYLE = Path(__file__).with_name("page.css")
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
-class ReportError(AgentrlError):
-    """The report cannot be written to its path."""
+def write_report(run_dir: Path, out: Path | None = None, against: Path | None = None) -> Path:
+    """Write a run's report to ``out`` (None: ``RUN/report.html``) and return its path.
 
-    exit_code = ExitCode.USAGE
-
-
-def write_report(run_dir: Path, out: Path | None = None) -> Path:
-    """Write a run's report to ``out`` (None: ``RUN/report.html``) and return its path; raises
-    StoreError and ReportError.
+    ``against``: another run, with which it is compared task by task. Raises StoreError and
+    ReportError.
     """
     path = run_dir / NAME if out is None else out
     with RunStore.open(run_dir, read_only=True) as store:
-        text = render_report(store, path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file(path) as partial:
-            partial.write_text(text, "utf-8")
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise ReportError(f"{path} cannot be written ({reason}): choose another --out") from error
+        compared = None if against is None else read_against(store, against)
+        text = render_report(store, path, compared)
+    write_document(path, text, "--out")
     return path
 
 
@@ -68,8 +56,8 @@ def is_quick(run_dir: Path) -> bool:
     return int(attempts) <= QUICK
 
 
-def render_report(store: RunStore, path: Path) -> str:
-    """Return the page, which will lie at ``path``."""
+def render_report(store: RunStore, path: Path, against: Against | None = None) -> str:
+    """Return the page, which will lie at ``path``, with a section about another run if given."""
     facts = read_report_data(store)
     links = Links(store.run_dir, path)
     config = json.dumps(facts.config, indent=2, ensure_ascii=False)
@@ -77,7 +65,9 @@ def render_report(store: RunStore, path: Path) -> str:
         build_alarms(facts),
         build_curves(facts),
         build_outcomes(facts),
-        build_task_rates(facts),
+        None if against is None else build_against(against, links),
+        build_task_rates(facts, links),
+        build_held_out_tasks(facts, links),
         build_routing(facts),
         build_branches(facts),
         build_rollouts(facts, list(_lanes(store, facts)), links),
@@ -87,24 +77,9 @@ def render_report(store: RunStore, path: Path) -> str:
         build_failures(facts, links),
         build_configuration(facts, config),
     ]
-    shown = [part for part in parts if part is not None]
-    names = [(part[0].text or "", f"#{part.get('id')}") for part in shown]
-    bar = make("nav", *(make("a", name, href=place) for name, place in names))
-    return render_html(
-        make(
-            "html",
-            make(
-                "head",
-                make("meta", charset="utf-8"),
-                make("meta", name="viewport", content="width=device-width, initial-scale=1"),
-                make("meta", http_equiv="Content-Security-Policy", content=_POLICY),
-                make("title", f"{store.run_dir.resolve().name} · report"),
-                make("style", _STYLE.read_text("utf-8")),
-            ),
-            make("body", build_head(facts), bar, make("main", *shown)),
-            lang="en",
-        )
-    )
+    parts.insert(-1, links.build())  # of the links that the sections above have made
+    title = f"{store.run_dir.resolve().name} · report"
+    return render_document(title, build_head(facts), parts)
 
 
 def _lanes(store: RunStore, facts: ReportData) -> Iterator[tuple[str, list[AttemptSpans]]]:

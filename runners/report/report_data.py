@@ -13,10 +13,11 @@ from typing import Any
 from conf.compose import changed_keys
 from runners.campaign.result import find_interval, metrics_rows
 from runners.evaluation.passes import estimate_passes
+from runners.evaluation.statistics import wilson_interval
+from runners.observe.cost import Cost, read_cost
 from runners.observe.status import Status, read_store_status
 from runners.observe.swimlane import name_end, without_texts
-from runners.observe.task_rates import TaskRate, read_task_rates
-from runners.report.cost import Cost, read_cost
+from runners.observe.task_rates import TaskRate, read_examples, read_task_rates
 from runners.store.run_store import EventRow, RunStore
 from runners.store.session_tables import SAMPLED_TOKENS
 from runners.trajectory.outcome import OutcomeClass, OutcomeCode
@@ -181,6 +182,10 @@ class ReportData:
     cost: Cost
     task_rates: list[TaskRate] = field(default_factory=list)
     """Training tasks that were tried, the least solved first."""
+    held_out_tasks: list[TaskRate] = field(default_factory=list)
+    """Tasks that evaluations measured, likewise."""
+    examples: dict[str, str] = field(default_factory=dict)
+    """Task → a rollout of it, one that does not solve it if there is one."""
 
     def kind(self, group: str) -> str:
         """Return the kind chosen in a configuration group."""
@@ -214,7 +219,20 @@ def read_report_data(store: RunStore) -> ReportData:
         events=store.events(),
         cost=read_cost(store, config, state.spent_s),
         task_rates=read_task_rates(store),
+        held_out_tasks=read_task_rates(store, "eval"),
+        examples=read_examples(store, "eval") | read_examples(store, "train"),
     )
+
+
+def solve_rate_intervals(facts: ReportData) -> list[tuple[int, float, float]]:
+    """Return (step, low, high): Wilson's interval of each finished step's training solve rate."""
+    found = []
+    for step in (row["step"] for row in facts.steps if row["step"] in facts.sums.ends):
+        ends = facts.sums.ends[step]
+        interval = wilson_interval(ends["solved"], ends["solved"] + ends["unsolved"])
+        if interval is not None:
+            found.append((step, *interval))
+    return found
 
 
 def _held_out(store: RunStore) -> Iterator[SolveRate]:

@@ -4,16 +4,13 @@ branches and tokens, and the configuration.
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections import Counter
-from pathlib import Path
-from urllib.parse import quote
 from xml.etree.ElementTree import Element
 
-from runners.export.html import NAME
 from runners.observe.swimlane import AttemptSpans
 from runners.report.element import Child, make
+from runners.report.links import Links
 from runners.report.number_format import UNKNOWN, format_count, format_seconds, format_share
 from runners.report.overview import STAGES
 from runners.report.report_data import ReportData
@@ -23,7 +20,6 @@ from runners.store.json_text import dumps
 from runners.trajectory.record import RolloutRecord
 
 _FAILURES = 20
-_DUMP = Path("dump") / NAME
 
 _EVENTS = {
     "calibrated": "a task was graded with its reference patch and with none",
@@ -51,19 +47,6 @@ _DROPPED = {
     "fanout/untrained_side": "side requests (fanout.train_side=false)",
     "fanout/untrained_unfinished": "of unfinished rollouts (trainer.train_unfinished=false)",
 }
-
-
-class Links:
-    """Links to rollouts in the page that ``dump-trajectories --format html`` writes."""
-
-    def __init__(self, run_dir: Path, page: Path) -> None:
-        """``page``: where the report will lie."""
-        self._dump = os.path.relpath((run_dir / _DUMP).resolve(), page.resolve().parent)
-        self.command = f"agentrl dump-trajectories {shlex.quote(str(run_dir))} --format html"
-
-    def to(self, rollout_id: str) -> Element:
-        """Return a link to a rollout."""
-        return make("a", make("code", rollout_id), href=f"{quote(self._dump)}#{quote(rollout_id)}")
 
 
 def build_branches(facts: ReportData) -> Element | None:
@@ -123,7 +106,7 @@ def _breaks(facts: ReportData) -> Element:
             [
                 make("code", each.kind),
                 format_count(each.count),
-                each.example,
+                make("span", each.example, class_="message"),
                 make("code", each.session_id),
             ]
             for each in facts.breaks
@@ -142,16 +125,7 @@ def build_rollouts(
     lanes = [make_details(title, draw_swimlane(attempts)) for title, attempts in steps if attempts]
     if lanes:
         lanes[0].set("open", "open")
-    note = make(
-        "p",
-        "Links open the page that ",
-        make("code", links.command),
-        " writes.",
-        class_="dim small",
-    )
-    return make_section(
-        "Rollouts", *lanes, make("h3", "The slowest"), note, _slowest(slowest, links)
-    )
+    return make_section("Rollouts", *lanes, make("h3", "The slowest"), _slowest(slowest, links))
 
 
 def _slowest(records: list[RolloutRecord], links: Links) -> Element:
@@ -160,7 +134,7 @@ def _slowest(records: list[RolloutRecord], links: Links) -> Element:
         [
             [
                 links.to(record.rollout_id),
-                record.task_id,
+                make("span", record.task_id, class_="name"),
                 format_seconds(record.timings.get("total")),
                 *(format_seconds(record.timings.get(stage)) for stage in STAGES),
                 format_count(record.turns),
@@ -182,7 +156,7 @@ def build_tampering(facts: ReportData, links: Links) -> Element | None:
         [
             links.to(record.rollout_id),
             str(record.step),
-            record.task_id,
+            make("span", record.task_id, class_="name"),
             make("span", record.outcome.message, class_="message"),
         ]
         for record in found[-_FAILURES:]

@@ -20,6 +20,7 @@ from runners.report.number_format import format_seconds
 from runners.report.overview import STAGES
 from runners.report.scale import Scale
 from runners.store.run_store import RunStore
+from runners.trajectory.outcome import Stage, order_stages
 from runners.trajectory.record import RolloutRecord
 
 MOST = 96
@@ -61,8 +62,8 @@ def read_attempts(store: RunStore, step: int, split: str) -> list[AttemptSpans]:
 
 
 def _stages(record: RolloutRecord, opened_at: float) -> Iterator[Span]:
-    spent = {stage: record.timings.get(stage, 0.0) for stage in STAGES}
-    at = opened_at - spent["session"] - spent["queue"]
+    spent = {stage: record.timings.get(stage, 0.0) for stage in order_stages(record.timings)}
+    at = opened_at - spent[Stage.SESSION] - spent[Stage.QUEUE]
     for stage, took in spent.items():
         yield Span(stage, at, took)
         at += took

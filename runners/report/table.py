@@ -14,7 +14,7 @@ def make_section(title: str, *content: Child) -> Element:
 
 
 def make_table(
-    columns: Sequence[str], rows: Iterable[Sequence[Child]], *, numbers: Container[int] = ()
+    columns: Sequence[Child], rows: Iterable[Sequence[Child]], *, numbers: Container[int] = ()
 ) -> Element:
     """Return a table; the columns in ``numbers`` are aligned to the right."""
 
@@ -29,6 +29,13 @@ def make_table(
 
     body = make("tbody", *(cells("td", row) for row in rows))
     return make("div", make("table", make("thead", cells("th", columns)), body), class_="scrolled")
+
+
+def list_more(number: int, where: str = "") -> Element | None:
+    """Return a line about entries that are not shown, and where they are; None if all are."""
+    if number <= 0:
+        return None
+    return make("p", f"and {number:,} more{f': {where}' if where else ''}", class_="dim")
 
 
 def make_details(title: str, *content: Child) -> Element:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from xml.etree.ElementTree import Element
 
 from runners.report.element import Child, make
+from runners.report.links import Links
 from runners.report.number_format import format_count, format_share
 from runners.report.report_data import ReportData
-from runners.report.rollouts import Links
 from runners.report.table import make_details, make_section, make_table
 
 _SHOWN = 12
@@ -21,7 +21,7 @@ def build_unsolved(facts: ReportData, links: Links) -> Element | None:
     whole = sum(cause.count for cause in causes)
     rows: list[list[Child]] = [
         [
-            cause.reason,
+            make("span", cause.reason, class_="message"),
             format_count(cause.count),
             format_share(cause.count / whole),
             links.to(cause.rollout_id),

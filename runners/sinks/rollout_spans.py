@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 
 from runners.store.run_store import RunStore
 from runners.store.session_tables import SAMPLED_TOKENS
-from runners.trajectory.outcome import TEARDOWN, OutcomeClass, Stage
+from runners.trajectory.outcome import OutcomeClass, Stage, order_stages
 from runners.trajectory.record import MAIN_THREAD, TASK_SET, RolloutRecord
 
-ORDER = (*(stage.value for stage in Stage if stage is not Stage.END),)
 Value = str | bool | int | float
 """Of an attribute."""
 
@@ -44,7 +43,7 @@ def describe_attempt(store: RunStore, record: RolloutRecord, ended_at: float) ->
     Stages follow each other; their places are reckoned from the session's creation, which is the
     end of ``session``, or else from ``ended_at``, Unix seconds.
     """
-    spent = {name: record.timings.get(name, 0.0) for name in order_stages(record)}
+    spent = {name: record.timings.get(name, 0.0) for name in order_stages(record.timings)}
     opened = store.query(
         "SELECT created_at FROM session WHERE session_id = ?", (record.session_id,)
     )
@@ -66,17 +65,6 @@ def describe_attempt(store: RunStore, record: RolloutRecord, ended_at: float) ->
         failed=failing,
         inside=tuple(stages),
     )
-
-
-def order_stages(record: RolloutRecord) -> list[str]:
-    """Return the stages in the order in which an attempt goes through them.
-
-    The sandbox is closed when the patch is taken; one that is graded itself is closed after that.
-    """
-    names = list(ORDER)
-    after = names.index(Stage.PATCH) + 1 if Stage.PATCH in record.timings else len(names)
-    names.insert(after, TEARDOWN)
-    return names
 
 
 def _describe_record(record: RolloutRecord) -> Iterator[tuple[str, Value]]:

@@ -91,15 +91,18 @@ class CampaignTables:
         )
         return [read_rollout(row) for row in rows]
 
-    def task_counts(self, before: int | None = None) -> list[tuple[str, int, int, int]]:
+    def task_counts(
+        self, before: int | None = None, *, split: str = "train"
+    ) -> list[tuple[str, int, int, int]]:
         """Return ``task_id, step, graded, solved`` for each task of each training step, in that
         order; of the steps before ``before``. Spare groups and flat ones are among them.
+        ``split="eval"``: of each evaluation, by the steps before it.
         """
         rows = self._db.rows(
             "SELECT task_id, step, count(solved), coalesce(sum(solved), 0) FROM rollout "
-            "WHERE counts AND split = 'train' AND (?1 IS NULL OR step < ?1) "
+            "WHERE counts AND split = ?2 AND (?1 IS NULL OR step < ?1) "
             "GROUP BY task_id, step ORDER BY task_id, step",
-            (before,),
+            (before, split),
         )
         return [(task, step, graded, solved) for task, step, graded, solved in rows]
 

@@ -6,6 +6,7 @@ All lists are closed. An agent's or engine's own finish reason is kept apart, in
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Literal
@@ -88,6 +89,19 @@ TEARDOWN = "teardown"
 """Key of an attempt's timings: the seconds in which its sandbox was closed. No stage: it decides no
 outcome.
 """
+
+
+def order_stages(timings: Container[str]) -> list[str]:
+    """Return the stages, and the teardown, in the order in which an attempt with these timings went
+    through them.
+
+    The sandbox is closed when the patch is taken; one that is graded itself is closed after that.
+    """
+    names: list[str] = [stage.value for stage in Stage if stage is not Stage.END]
+    after = names.index(Stage.PATCH) + 1 if Stage.PATCH in timings else len(names)
+    names.insert(after, TEARDOWN)
+    return names
+
 
 TRANSITIONS: dict[Stage, frozenset[Stage]] = {
     Stage.QUEUE: frozenset({Stage.SESSION, Stage.END}),

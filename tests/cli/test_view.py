@@ -32,11 +32,24 @@ def test_options_that_do_not_go_together_are_an_error(agentrl: Agentrl, run_dir:
     done = agentrl("view", str(run_dir), "--out", "page.html", "--port", "1")
     assert (done.code, "drop them" in done.stderr) == (2, True)
     assert agentrl("view", "missing").code == 5
+    done = agentrl("view", str(run_dir), "train-000001-00-00", "--out", "page.html")
+    assert (done.code, "ROLLOUT" in done.stderr) == (2, True)
+    done = agentrl("view", str(run_dir), "train-000001-00-09")
+    assert (done.code, "there is no rollout train-000001-00-09" in done.stderr) == (2, True)
 
 
 def test_it_serves_until_it_is_interrupted(run_dir: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "cli.main", "view", str(run_dir), "--port", "0"],
+        [
+            sys.executable,
+            "-m",
+            "cli.main",
+            "view",
+            str(run_dir),
+            "train-000001-00-00",
+            "--port",
+            "0",
+        ],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, **ENVIRONMENT, "XDG_CACHE_HOME": str(tmp_path / "cache")},
@@ -44,6 +57,7 @@ def test_it_serves_until_it_is_interrupted(run_dir: Path, tmp_path: Path) -> Non
     try:
         assert process.stdout is not None
         address = process.stdout.readline().strip()
+        assert address.endswith("/#train-000001-00-00")
         with urllib.request.urlopen(address) as response:
             assert b"main.js" in response.read()
     finally:

@@ -13,7 +13,9 @@ import pytest
 
 from conf.compose import compose
 from conf.errors import ExitCode
-from runners.report.page import ReportError, is_quick, write_report
+from runners.export.dump import dump
+from runners.report.document import ReportError
+from runners.report.page import is_quick, write_report
 from runners.store.json_text import clean_text
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
@@ -68,12 +70,14 @@ def test_the_page_of_a_campaign_has_every_section_and_loads_nothing(tmp_path: Pa
         page = page_of(store)
     assert list(page.sections) == [
         *("", "alarms", "curves", "outcomes", "training-tasks", "branches-and-tokens"),
-        *("rollouts", "cost", "unsolved", "failures", "configuration"),
+        *("rollouts", "cost", "unsolved", "failures", "open-a-rollout", "configuration"),
     ]
     assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
     assert all(name != "src" for name, _ in page.attributes)
     links = {value for name, value in page.attributes if name == "href"}
-    assert all(link.startswith(("#", "dump/trajectories.html#")) for link in links)
+    places = {f"#{value}" for name, value in page.attributes if name == "id"}
+    assert "#rollout-train-000001-00-00" in links
+    assert links <= places, "every link works, whatever else there is"
     policy = next(v for n, v in page.attributes if n == "content" and "default-src" in v)
     assert policy == "default-src 'none'; style-src 'unsafe-inline'"
     head = page.sections[""]
@@ -97,10 +101,24 @@ def test_training_tasks_are_counted_by_solve_rate_and_the_least_solved_come_firs
         text = " ".join(page_of(store).sections["training-tasks"].split())
     assert "3 tasks were tried." in text
     assert "never 1 1 up to ¼ 0 0 up to ½ 1 0 up to ¾ 0 0 below 1 0 0 always 1 2" in text
-    rows = text.partition("in it ")[2]
-    assert rows.startswith("hard 1 2 0.0 % 0–66 % 1 0.0 % turned 2 3 33.3 % 6–79 % 3 100.0 %"), rows
+    rows = text.partition("for example ")[2]
+    hard, turned = "train-000001-00-02", "train-000002-00-07"  # the newest that do not solve it
+    expected = f"hard 1 2 0.0 % 0–66 % 1 0.0 % 1: 0 of 2 {hard} turned 2 3 33.3 % 6–79 % 3 100.0 % "
+    assert rows.startswith(f"{expected}2: 0 of 2 3: 1 of 1 {turned} "), rows
     for name in ("held-out", "retried", "new"):
         assert name not in text
+
+
+def test_held_out_tasks_are_listed_over_all_evaluations(tmp_path: Path) -> None:
+    with RunStore.create(tmp_path / "run", CONFIG) as store:
+        for step, verdicts in ((0, (False, False)), (4, (True, False)), (8, (True, None))):
+            for group, verdict in enumerate(verdicts):
+                name = f"eval-{step:06}-{group:03}-00"
+                store.put_rollout(a_rollout(name, task_id=f"task-{group}", solved=verdict))
+        text = " ".join(page_of(store).sections["held-out-tasks"].split())
+    rows = text.partition("for example ")[2]
+    never = "task-1 2 2 0.0 % 0–66 % 4 0.0 % 0: 0 of 1 4: 0 of 1 eval-000004-001-00 "
+    assert rows.startswith(f"{never}task-0 3 3 66.7 % 21–94 % 8 100.0 % "), rows
 
 
 def test_outcomes_failures_and_tokens_add_up(tmp_path: Path) -> None:
@@ -266,13 +284,19 @@ def _squeezed(text: str) -> str:
     return re.sub(r"\s+", "", text)
 
 
-def test_the_page_links_rollouts_from_wherever_it_lies(tmp_path: Path) -> None:
-    example_run(tmp_path / "run a").close()
-    assert is_quick(tmp_path / "run a")
-    inside = Page(write_report(tmp_path / "run a").read_text("utf-8"))
-    outside = Page(
-        write_report(tmp_path / "run a", tmp_path / "reports" / "a.html").read_text("utf-8")
-    )
+def test_a_named_rollout_has_its_commands_and_a_link_into_a_dump_that_is_there(
+    tmp_path: Path,
+) -> None:
+    run = tmp_path / "run a"
+    example_run(run).close()
+    assert is_quick(run)
+    page = Page(write_report(run).read_text("utf-8"))
+    assert "agentrl view " in page.sections["open-a-rollout"]
+    assert f"agentrl rollouts '{run}' train-000001-00-00" in page.sections["open-a-rollout"]
+    with RunStore.open(run, read_only=True) as store:
+        dump(store, run / "dump", formats=("html",))
+    inside = Page(write_report(run).read_text("utf-8"))
+    outside = Page(write_report(run, tmp_path / "reports" / "a.html").read_text("utf-8"))
     wanted = "dump/trajectories.html#train-000001-00-00"
     assert ("href", wanted) in inside.attributes
     assert ("href", f"../run%20a/{wanted}") in outside.attributes

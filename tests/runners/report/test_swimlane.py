@@ -32,6 +32,20 @@ def test_stages_lie_around_the_opening_of_the_session(store: RunStore) -> None:
     assert [(bar.name, bar.seconds) for bar in run.calls] == [("main", 0.5), ("main", 0.5)]
 
 
+def test_the_sandbox_is_closed_after_the_patch_or_after_its_own_grading(store: RunStore) -> None:
+    after_patch = a_rollout(timings=TIMINGS | {"patch": 0.5, "teardown": 0.25})
+    in_place = a_rollout("train-000001-00-01", timings=TIMINGS | {"teardown": 0.25})
+    for record in (after_patch, in_place):
+        write_session(store, record.session_id, 1)
+        store.put_rollout(record)
+    first, second = read_attempts(store, 1, "train")
+    names = [[bar.name for bar in each.stages if bar.seconds] for each in (first, second)]
+    assert names[0][-3:] == ["patch", "teardown", "grade"]
+    assert names[1][-2:] == ["grade", "teardown"]
+    assert first.end - first.stages[0].start == pytest.approx(11.25)
+    assert "teardown 0.25 s" in "".join(draw_swimlane([first]).itertext())
+
+
 def test_an_attempt_shares_the_lane_of_the_one_it_replaces(store: RunStore) -> None:
     failed = a_rollout(outcome=LOST, counts=False, reward=None, solved=None, timings=TIMINGS)
     again = a_rollout(attempt=1, session_id="train-000001-00-00-a1", timings=TIMINGS)

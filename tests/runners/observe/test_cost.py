@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from conf.compose import compose
+from runners.observe.cost import count_gpus, read_cost
 from runners.report.comparison import compare_runs
-from runners.report.cost import count_gpus, read_cost
 from runners.report.page import render_report
 from runners.store.run_store import RunStore
 from tests.fakes.records import a_rollout, write_session
@@ -46,7 +46,7 @@ def test_all_attempts_count_and_only_what_has_a_price_is_priced(tmp_path: Path) 
     assert cost.sandbox_hours == pytest.approx(3 * 1800 / 3600)
     assert cost.prompt_tokens == sum(turn.usage["prompt_tokens"] for turn in turns)
     assert cost.sampled_tokens == sum(turn.output_tokens for turn in turns) > 0
-    assert (cost.run_hours, cost.gpu_hours, cost.tasks_solved) == (2.0, 0.0, 1)
+    assert (cost.run_hours, cost.gpu_hours, cost.tasks_solved) == (2.0, None, 1)
     tokens = cost.prompt_tokens / 1000
     assert cost.priced == pytest.approx(
         {"sandbox_hour": 3.0, "input_token_million": tokens, "output_token_million": 0.0}

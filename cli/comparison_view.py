@@ -1,0 +1,95 @@
+"""Show what a comparison's tables do not have: curves over each other, and what runs cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from runners.observe.cost import format_amount
+from runners.observe.curves import SOLVE_RATE, Curve
+from runners.observe.labelled_table import LabelledTable
+from runners.observe.terminal_plot import COLOURS, overlay_rates
+from runners.trajectory.printable import make_printable
+
+_HEIGHT = 12
+"""Lines of the curves."""
+_COLUMNS = {
+    "run h": "run_hours",
+    "GPU h": "gpu_hours",
+    "sandbox h": "sandbox_hours",
+    "prompt": "prompt_tokens",
+    "sampled": "sampled_tokens",
+    "price": "total",
+    "per solved": "per_solved_task",
+}
+"""Heading → key of a run's ``cost``; prices are left out where no run has one."""
+
+
+def render_costs(runs: Sequence[Mapping[str, Any]]) -> LabelledTable:
+    """Return a table of what each run has used, and of its price where it has prices."""
+    priced = any(run["cost"]["total"] is not None for run in runs)
+    shown = {
+        heading: key
+        for heading, key in _COLUMNS.items()
+        if priced or key not in ("total", "per_solved_task")
+    }
+
+    def build(labels: Sequence[str]) -> Table:
+        table = Table(title="used", title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+        table.add_column("run", overflow="fold")
+        for heading in shown:
+            table.add_column(heading, justify="right", no_wrap=True)
+        for label, run in zip(labels, runs, strict=True):
+            cells = (run["cost"][key] for key in shown.values())
+            table.add_row(label, *("–" if x is None else _shorten(x) for x in cells))
+        return table
+
+    return LabelledTable([make_printable(run["label"]) for run in runs], build)
+
+
+def _shorten(amount: float) -> str:
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if amount >= size:
+            return f"{amount / (1e3 if letter == 'k' else size):.3g}{letter}"
+    return format_amount(amount)
+
+
+@dataclass(frozen=True, slots=True)
+class RateCurves:
+    """The solve rates of campaigns over their steps, in one picture as wide as the terminal."""
+
+    runs: Sequence[Mapping[str, Any]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the held-out rates, or those in training where no run has two; or nothing."""
+        title, curves = self._choose()
+        if not curves:
+            return
+        steps = max(step for _, curve in curves for step, _ in curve)
+        yield Text(f"\n{title}")
+        yield overlay_rates(
+            [curve for _, curve in curves], steps=steps, width=options.max_width, height=_HEIGHT
+        )
+        for number, (label, curve) in enumerate(curves):
+            line = Text(f"{number + 1}", f"bold {COLOURS[number % len(COLOURS)]}")
+            line.append(f"  {make_printable(label)}  {curve[-1][1]:.1%}", "default")
+            yield line
+
+    def _choose(self) -> tuple[str, list[tuple[str, Curve]]]:
+        held_out = [
+            (run["label"], [(rate["step"], rate["value"]) for rate in run["rates"]])
+            for run in self.runs
+            if not run["benchmark"]
+        ]
+        if any(len(curve) > 1 for _, curve in held_out):
+            return "held-out solve rate over steps", [each for each in held_out if each[1]]
+        trained = [(run["label"], run["curves"].get(SOLVE_RATE, [])) for run in self.runs]
+        if any(len(curve) > 1 for _, curve in trained):
+            return "training solve rate over steps", [each for each in trained if each[1]]
+        return "", []
