@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from conf.errors import ConfigError
 from conf.sections.sandbox import E2bSandboxConfig
+from launch.cluster_job import ClusterJob
 from launch.slime_arguments import job_dir
-from launch.topology import ClusterJob
 
 SECRET_SUFFIXES = ("_KEY", "_TOKEN", "_PASSWORD", "_SECRET")
 

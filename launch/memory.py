@@ -40,8 +40,9 @@ from conf.sections.architecture import HybridAttention, LatentAttention
 from conf.sections.kubernetes import KubernetesLaunchConfig
 from conf.sections.launch import LaunchConfig
 from conf.sections.slurm import SlurmLaunchConfig
+from launch.cluster_job import ClusterJob
 from launch.parameters import Parameters, count_parameters, total_parameters
-from launch.topology import ClusterJob, Topology
+from launch.topology import Topology
 
 GIB = float(1 << 30)
 _UNITS = {

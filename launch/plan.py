@@ -10,6 +10,7 @@ from conf.key_numbers import find_key_numbers
 from conf.schema import Config
 from conf.sections.kubernetes import KubernetesLaunchConfig
 from launch import flags
+from launch.cluster_job import ClusterJob, make_cluster_job
 from launch.environment import job_environment, secret_names
 from launch.megatron_arguments import Arguments
 from launch.memory import MemoryPlan, estimate_memory
@@ -21,7 +22,7 @@ from launch.slime_arguments import (
     converted_checkpoint,
     job_dir,
 )
-from launch.topology import ClusterJob, Topology, cluster_job, plan_topology
+from launch.topology import Topology, plan_topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ def plan_job(config: Config) -> JobPlan:
     Raises ConfigError with every broken rule, every flag that slime does not know, and, unless
     ``launch.ignore_memory`` is set, everything that does not fit into the GPUs.
     """
-    job = cluster_job(config)
+    job = make_cluster_job(config)
     topology = plan_topology(job)
     memory = estimate_memory(job, topology)
     faults = [] if job.launch.ignore_memory else list(memory.faults)

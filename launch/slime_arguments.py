@@ -8,8 +8,9 @@ from conf.errors import ConfigError
 from conf.schema import Config
 from conf.sections.training import SlimeTrainerConfig
 from launch import flags
+from launch.cluster_job import ClusterJob
 from launch.megatron_arguments import Arguments, megatron_arguments
-from launch.topology import ClusterJob, Topology
+from launch.topology import Topology
 
 GENERATE = "runners.slime.entry_points.generate_rollout"
 DATA_SOURCE = "runners.slime.data_source.RunDataSource"

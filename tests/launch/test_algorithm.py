@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from conf.errors import ConfigError
 from launch import flags
+from launch.cluster_job import make_cluster_job
 from launch.job_files import render_settings
 from launch.megatron_arguments import Arguments
 from launch.memory import estimate_memory
 from launch.plan import plan_job
 from launch.slime_arguments import IMPOSSIBLE, build_slime_arguments, train_script
-from launch.topology import cluster_job, plan_topology
+from launch.topology import plan_topology
 from runners.training.schedule import find_learning_rate
 from tests.fakes.cluster_config import a_config
 
@@ -99,7 +100,7 @@ def test_the_penalty_is_a_loss_and_never_slime_s_reward() -> None:
 
 def test_the_reference_policy_is_counted_in_the_node_s_memory() -> None:
     def host_gib(*overrides: str) -> float:
-        job = cluster_job(a_config(*overrides))
+        job = make_cluster_job(a_config(*overrides))
         return estimate_memory(job, plan_topology(job)).host_gib
 
     assert host_gib("trainer.kl.weight=0.1") > host_gib() + 1
@@ -147,7 +148,7 @@ def test_megatron_s_learning_rate_is_the_local_trainer_s(
     if decay != "constant" and steps <= warmup:
         steps += warmup + 1
     rates = ("trainer.learning_rate=1e-3", "trainer.min_learning_rate=1e-4")
-    job = cluster_job(a_config("trainer.decay=linear", *rates))
+    job = make_cluster_job(a_config("trainer.decay=linear", *rates))
     trainer = job.trainer.model_copy(
         update={
             "decay": decay, "warmup_steps": warmup, "decay_steps": steps, "minibatches": updates,

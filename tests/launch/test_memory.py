@@ -12,22 +12,23 @@ from rich.console import Console
 
 from conf.errors import ConfigError
 from conf.schema import Config
+from launch.cluster_job import make_cluster_job
 from launch.memory import MemoryPlan, estimate_memory, estimate_training, find_node_memory
 from launch.plan import plan_job
 from launch.plan_table import render_job
-from launch.topology import cluster_job, plan_topology
+from launch.topology import plan_topology
 from tests.fakes.cluster_config import MODELS, a_config
 
 POD_MEMORY = "launch.pod.resources.memory"
 
 
 def memory_of(*overrides: str, model: str = "qwen3_30b_a3b") -> MemoryPlan:
-    job = cluster_job(a_config(*overrides, model=model))
+    job = make_cluster_job(a_config(*overrides, model=model))
     return estimate_memory(job, plan_topology(job))
 
 
 def test_a_sample_of_100k_tokens_fits_80_gb_at_cp_8_and_one_of_152k_does_not() -> None:
-    job = cluster_job(a_config(model="qwen3_6_35b_a3b"))
+    job = make_cluster_job(a_config(model="qwen3_6_35b_a3b"))
     found = plan_topology(job)
     assert found.context == 8
     assert estimate_training(job, found, 100_000 // 8).fits
@@ -119,7 +120,7 @@ def test_an_engine_that_leaves_no_memory_to_the_trainer_is_refused() -> None:
 def test_more_tokens_need_more_memory_and_the_longest_sample_is_the_limit(
     model: str, less: int, more: int
 ) -> None:
-    job = cluster_job(composed(model))
+    job = make_cluster_job(composed(model))
     found = plan_topology(job)
     less_total = estimate_training(job, found, less).total
     assert less_total < estimate_training(job, found, less + more).total

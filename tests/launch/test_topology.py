@@ -13,8 +13,10 @@ from conf.errors import ConfigError
 from conf.schema import Config
 from conf.sections.cluster_model import ClusterModel
 from launch import flags
+from launch.cluster_job import ClusterJob, make_cluster_job
 from launch.slime_arguments import build_slime_arguments
-from launch.topology import ClusterJob, Topology, broken_rules, cluster_job, plan_topology
+from launch.topology import Topology, plan_topology
+from launch.topology_rules import find_broken_rules
 from tests.fakes.cluster_config import MODELS, a_config
 
 POWERS = st.sampled_from([1, 2, 3, 4, 8, 16, 32])
@@ -50,7 +52,7 @@ def configs(draw: st.DrawFn) -> Config:
 @settings(max_examples=200)
 @given(config=configs())
 def test_a_random_topology_is_refused_with_a_reason_or_consistent(config: Config) -> None:
-    job = cluster_job(config)
+    job = make_cluster_job(config)
     try:
         found = plan_topology(job)
     except ConfigError as error:
@@ -82,14 +84,14 @@ def consistent(found: Topology, job: ClusterJob) -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_shipped_layouts_keep_every_rule(model: str) -> None:
-    assert broken_rules(cluster_job(CONFIGS[model])) == []
+    assert find_broken_rules(make_cluster_job(CONFIGS[model])) == []
 
 
 def test_the_layouts_of_slime_s_own_scripts_are_accepted() -> None:
     one_node = ["launch.nodes=1", "model.layout.context=1", "model.max_context_tokens=20480"]
-    assert plan_topology(cluster_job(a_config(*one_node))).data == 2
+    assert plan_topology(make_cluster_job(a_config(*one_node))).data == 2
     split = a_config("launch.nodes=16", "trainer.rollout_nodes=8", model="qwen3_235b_a22b")
-    found = plan_topology(cluster_job(split))
+    found = plan_topology(make_cluster_job(split))
     assert (found.train_gpus, found.rollout_gpus, found.engines, found.data) == (64, 64, 2, 2)
     assert found.stage_layers == (24, 24, 24, 22)
 
@@ -121,25 +123,25 @@ def test_the_layouts_of_slime_s_own_scripts_are_accepted() -> None:
 def test_a_broken_rule_is_named_with_its_fix(overrides: list[str], message: str) -> None:
     if "run.tasks_per_step=3" in overrides:
         overrides = [*overrides, "run.rollouts_per_task=5"]
-    found = broken_rules(cluster_job(a_config(*overrides)))
+    found = find_broken_rules(make_cluster_job(a_config(*overrides)))
     assert any(message in fault for fault in found), found
 
 
 def test_all_broken_rules_are_reported_at_once() -> None:
     broken = ["model.layout.tensor=3", "model.layout.expert=7", "trainer.minibatches=5"]
-    found = broken_rules(cluster_job(a_config(*broken, "launch.shared_dir=x")))
+    found = find_broken_rules(make_cluster_job(a_config(*broken, "launch.shared_dir=x")))
     for key in ("layout.tensor=3", "layout.expert=7", "minibatches=5", "shared_dir=x"):
         assert any(key in fault for fault in found), (key, found)
 
 
 def test_the_suggested_layer_split_is_valid() -> None:
-    (fault,) = broken_rules(
-        cluster_job(a_config("model.layout.pipeline=4", model="glm4_5_106b_a12b"))
+    (fault,) = find_broken_rules(
+        make_cluster_job(a_config("model.layout.pipeline=4", model="glm4_5_106b_a12b"))
     )
     fix = fault.rpartition(" ")[2]
     assert (
-        broken_rules(
-            cluster_job(a_config("model.layout.pipeline=4", fix, model="glm4_5_106b_a12b"))
+        find_broken_rules(
+            make_cluster_job(a_config("model.layout.pipeline=4", fix, model="glm4_5_106b_a12b"))
         )
         == []
     )
@@ -147,7 +149,7 @@ def test_the_suggested_layer_split_is_valid() -> None:
 
 def test_a_run_on_this_machine_has_no_scripts() -> None:
     with pytest.raises(ConfigError, match="launch=local has no scripts"):
-        cluster_job(compose([]))
+        make_cluster_job(compose([]))
 
 
 @pytest.mark.parametrize(
@@ -159,5 +161,5 @@ def test_a_run_on_this_machine_has_no_scripts() -> None:
     ],
 )
 def test_a_dense_model_refuses_what_spreads_experts(override: str, message: str) -> None:
-    (found,) = broken_rules(cluster_job(a_config(override, model="qwen3_8b")))
+    (found,) = find_broken_rules(make_cluster_job(a_config(override, model="qwen3_8b")))
     assert message in found
