@@ -146,7 +146,7 @@ class _Config(ConfigKeys):
             dense_ffn=self.count("intermediate_size") if has_dense else None,
             vocabulary=self.count("vocab_size"),
             rotary_base=self.count("rope_theta"),
-            norm_epsilon=float(self.first("rms_norm_eps")),
+            norm_epsilon=self.number("rms_norm_eps"),
             tied=self.flag("tie_word_embeddings", tied),
             draft_layers=self.count(
                 "num_nextn_predict_layers",
@@ -169,7 +169,7 @@ class _Config(ConfigKeys):
         heads, share = self.count("num_attention_heads"), self.family.rotary_share
         dim = self.count("head_dim", default=self.count("hidden_size") // heads)
         if self.text.get("rotary_dim") is not None:
-            share = self.text["rotary_dim"] / dim
+            share = self.number("rotary_dim") / dim
         groups = self.count("num_key_value_heads", default=heads)
         self.check(
             fails=bool(heads % groups),
@@ -179,7 +179,7 @@ class _Config(ConfigKeys):
             "heads": heads,
             "groups": groups,
             "head_dim": dim,
-            "rotary_share": float(self.first("partial_rotary_factor", default=share)),
+            "rotary_share": self.number("partial_rotary_factor", default=share),
         }
 
     def _grouped(self) -> GroupedAttention:
@@ -215,8 +215,8 @@ class _Config(ConfigKeys):
             self.require("original_max_position_embeddings", _YARN_LENGTH)
             self.require("beta_fast", 32)
             self.require("beta_slow", 1)
-            factor, scale = float(self.first("factor")), float(self.first("mscale", default=1.0))
-            everywhere = float(self.first("mscale_all_dim", default=0.0))
+            factor, scale = self.number("factor"), self.number("mscale", default=1.0)
+            everywhere = self.number("mscale_all_dim", default=0.0)
             yarn = Yarn(factor=factor, mscale=scale, mscale_all_dim=everywhere)
         self.require("attention_bias", False)
         rank = self.text.get("q_lora_rank")
@@ -263,7 +263,7 @@ class _Config(ConfigKeys):
             "shared_expert_intermediate_size",
             default=ffn * self.count("n_shared_experts", default=0),
         )
-        scaling = float(self.first("routed_scaling_factor", default=1.0))
+        scaling = self.number("routed_scaling_factor", default=1.0)
         number = self.count("num_local_experts", "num_experts", "n_routed_experts")
         top_k = self.count("num_experts_per_tok")
         self.check(fails=top_k > number, fault=f"num_experts_per_tok={top_k} of {number} experts")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,10 +34,19 @@ class ConfigKeys:
         """Return ``first`` as a whole number; raises ValueError for another value."""
         value = self.first(*names, default=default)
         if isinstance(value, bool | str) or int(value) != value:
-            raise ValueError(f"{'/'.join(names)}={value} is not a whole number")
+            raise ValueError(f"{'/'.join(names)}={value!r} is not a whole number")
         if int(value) > _LARGEST:
             raise ValueError(f"{'/'.join(names)}={value} is too large")
         return int(value)
+
+    def number(self, name: str, *, default: Any = None) -> float:
+        """Return ``first`` as a number; raises ValueError for text, true, false or infinity."""
+        value = self.first(name, default=default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"{name}={value!r} is not a number")
+        if not math.isfinite(value):
+            raise ValueError(f"{name}={value} is not finite")
+        return float(value)
 
     def flag(self, name: str, value: Any) -> bool:
         """Return a value that must be true or false; raises ValueError."""
