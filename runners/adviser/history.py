@@ -6,6 +6,7 @@ versions lack metrics; a figure that is not known is None and never an alarm.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -56,7 +57,8 @@ class StepFacts:
 
     def count(self, name: str) -> int:
         """Return a count among the metrics, 0 if it is not known."""
-        return int(self.number(name) or 0)
+        value = self.number(name) or 0
+        return int(value) if math.isfinite(value) else 0
 
     @property
     def graded(self) -> int:
