@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import tomllib
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
@@ -41,9 +42,38 @@ def unmet(requirements: list[Requirement], pins: dict[str, Version]) -> list[str
     ]
 
 
+def read_image() -> dict[str, Version]:
+    return read_pins(IMAGE / "packages.txt") | read_pins(IMAGE / "added.txt")
+
+
 def test_slimes_image_with_what_we_add_meets_our_requirements() -> None:
-    pins = read_pins(IMAGE / "packages.txt") | read_pins(IMAGE / "added.txt")
-    assert unmet(own_requirements("ray", "parquet"), pins) == []
+    assert unmet(own_requirements("ray", "parquet"), read_image()) == []
+
+
+def test_the_image_has_what_our_requirements_require_themselves() -> None:
+    """By the metadata of those packages here that have the image's versions: in `.ci/run`, where
+    the test also runs with the image's versions, of all.
+    """
+    pins, faults = read_image(), []
+    waiting: list[tuple[str, frozenset[str]]] = [("agentrl", frozenset())]
+    seen = set(waiting)
+    for name, extras in waiting:
+        installed = distribution(name)
+        known = name == "agentrl" or pins.get(name) == Version(installed.version)
+        for line in installed.requires or ():
+            needed = Requirement(line)
+            marker = needed.marker
+            if marker and not any(marker.evaluate({"extra": extra}) for extra in (*extras, "")):
+                continue
+            pin = pins.get(canonicalize_name(needed.name))
+            if known and (pin is None or not needed.specifier.contains(pin)):
+                faults.append(f"{name} needs {needed}: the image has {pin}")
+            following = (canonicalize_name(needed.name), frozenset(needed.extras))
+            if following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    assert len(seen) > 60
+    assert faults == []
 
 
 def test_nothing_that_the_image_was_built_for_is_replaced() -> None:
