@@ -39,6 +39,7 @@ CHANGEABLE = (
     "rollout.concurrency",
     "rollout.deadlines.",
     "rollout.limits.",
+    "routing_replay.keep_steps",
     "run.keep_checkpoints",
     "sandbox.warm",
     "task.repositories",

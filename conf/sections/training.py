@@ -104,6 +104,10 @@ class RoutingRolloutConfig(Section):
     ``on_fault`` says; a layer above it, or most samples, stop the run: no single sample is at
     fault. Checked in every step, once the tokens suffice as evidence.
     """
+    keep_steps: PositiveInt | None
+    """Steps of the newest checkpoint whose routing stays on the disk, beside that of later steps;
+    None: all.
+    """
 
 
 RoutingReplayConfig = Annotated[

@@ -6,6 +6,7 @@ read nor judged again: a long run costs a driver what is new.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,21 +35,30 @@ class MetricLines:
         """By step, in order."""
         self._alarms: dict[int, list[Alarm]] = {}
         self._duplicates: Mapping[str, Any] = {}
+        self._unread = 0
+        """First step whose line may be another than the one that ``read_tail`` returned."""
 
     def read(self) -> list[dict[str, Any]]:
         """Return all lines; raises StoreError."""
+        self._update()
         return self._read(0)
 
     def read_step(self, step: int) -> dict[str, Any]:
         """Return the line of a finished step; raises StoreError."""
+        self._update()
         return self._read(step)[0]
+
+    def read_tail(self) -> list[dict[str, Any]]:
+        """Return the last lines: all that may have changed since it was called last; first all."""
+        self._update()
+        first, self._unread = self._unread, sys.maxsize
+        return self._read(first)
 
     def latest_alarms(self) -> list[Alarm]:
         """Return the alarms after the last step that was read."""
         return self._alarms[max(self._alarms)] if self._alarms else []
 
     def _read(self, first: int) -> list[dict[str, Any]]:
-        self._update()
         return [
             {**row, ALARMS: [alarm.to_dict() for alarm in self._alarms[row["step"]]]}
             for row in self._store.metric_rows(first)
@@ -62,6 +72,7 @@ class MetricLines:
         changed = [step for step, facts in fresh.items() if facts != self._facts.get(step)]
         if duplicates != self._duplicates:
             self._duplicates, changed = duplicates, [0]
+        self._unread = min(self._unread, first, *changed)
         if not changed:
             return
         self._facts = dict(sorted((self._facts | fresh).items()))

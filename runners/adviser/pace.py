@@ -76,8 +76,10 @@ def find_full_disk(history: History) -> Alarm | None:
     free = known(history.steps[-_STEPS - 2 :], "disk/free_mb")
     if not free:
         return None
-    step, fix = history.steps[-1].step, "free it, lower run.keep_checkpoints, or continue the run "
-    fix += "from a copy of its directory on a larger one (run.dir)"
+    step, fix = history.steps[-1].step, "free it, lower run.keep_checkpoints, "
+    if history.key("routing_replay.kind", "off") == "rollout":
+        fix += "set routing_replay.keep_steps lower (null keeps the routing of all steps), "
+    fix += "or continue the run from a copy of its directory on a larger one (run.dir)"
     falls = [earlier - later for earlier, later in pairwise(free)]
     seen = f"{free[-1]:,.0f} MB are free in the run's directory after step {step}"
     if free[-1] < _LOW_MB:

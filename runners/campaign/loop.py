@@ -28,8 +28,8 @@ from runners.campaign.overlap.run_schedule import RunSchedule
 from runners.campaign.overlap.steps import OverlappedSteps
 from runners.campaign.result import summarize_evaluation
 from runners.campaign.sampler import StepSampler
-from runners.campaign.schedule import evaluation_batch, evaluation_due
-from runners.campaign.step_training import StepTraining, count_supervised
+from runners.campaign.schedule import count_supervised, evaluation_batch, evaluation_due
+from runners.campaign.step_training import StepTraining
 from runners.engines.client import HttpEngine
 from runners.engines.teacher import Teacher
 from runners.observe.metrics import MetricsWriter

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from conf.schema import Config
+from conf.sections.training import LocalTrainerConfig
 from conf.task_sets import find_weights
 from runners.rollouts.spec import RolloutSpec, derive_seed, make_spec
 from runners.tasks.contract import Task
@@ -95,3 +96,8 @@ def _order(seed: int, length: int) -> list[int]:
     order = list(range(length))
     random.Random(seed).shuffle(order)
     return order
+
+
+def count_supervised(config: Config) -> int:
+    """Return the number of a run's first steps that train on examples."""
+    return config.trainer.sft.steps if isinstance(config.trainer, LocalTrainerConfig) else 0

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from conf.schema import Config
 from conf.sections.training import LocalTrainerConfig
 from conf.task_sets import name_sets
+from runners.campaign.routing_retention import delete_old_routing
+from runners.campaign.schedule import count_supervised
 from runners.campaign.teaching import add_teacher_logprobs
 from runners.concurrency.daemon_thread import run_in_daemon
 from runners.engines.teacher import Teacher
@@ -114,6 +116,7 @@ class StepTraining:
             tokenizer=self._tokenizer,
         )
         self._store.finish_step(step, metrics)
+        await delete_old_routing(self._config, self._store, saved.step)
         return saved
 
     def find_best(self) -> checkpoint.Checkpoint | None:
@@ -128,11 +131,6 @@ class StepTraining:
 
     def _build(self, groups: StepGroups, store: RunStore) -> StepSamples:
         return build_samples(groups, partial(load_rollout, store, self._routing), self._config)
-
-
-def count_supervised(config: Config) -> int:
-    """Return the number of a run's first steps that train on examples."""
-    return config.trainer.sft.steps if isinstance(config.trainer, LocalTrainerConfig) else 0
 
 
 def note_masked(store: RunStore, kind: str, reasons: Mapping[str, str]) -> None:

@@ -10,7 +10,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,9 @@ class MetricsWriter:
     def __init__(self, run_dir: Path, tensorboard: bool) -> None:
         self._path = run_dir / "metrics.jsonl"
         self._events = _Events(run_dir / "tensorboard") if tensorboard else None
+        self._starts: dict[int, int] = {}
+        """Offset of each step's line, in the order of the lines."""
+        self._end = 0
 
     def write(self, metrics: Mapping[str, Any]) -> None:
         """Add the metrics of one step; ``step`` is among them, NaN becomes null."""
@@ -36,14 +39,45 @@ class MetricsWriter:
 
     def rewrite(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Replace all steps that were written before by ``rows``."""
-        rows = list(rows)
+        rows, self._starts = list(rows), {}
         with raise_store_errors(self._path):
             with atomic_file(self._path) as partial:
-                partial.write_bytes(b"".join(map(_line, rows)))
+                partial.write_bytes(self._place(rows, 0))
             if self._events:
                 self._events.restart()
                 for metrics in rows:
                     self._events.add(metrics)
+
+    def replace_tail(self, rows: Sequence[Mapping[str, Any]]) -> bool:
+        """Replace the lines from the first step of ``rows`` on, in place: a reader sees whole lines
+        of before, then those of now. Returns False, and does nothing, if the file is not as
+        ``rewrite`` and this method left it; there must be no TensorBoard.
+        """
+        assert self._events is None, "events cannot be taken back one by one"
+        with raise_store_errors(self._path):
+            if not self._path.exists() or self._path.stat().st_size != self._end:
+                return False
+            if rows:
+                first = int(rows[0]["step"])
+                start = min(
+                    (at for step, at in self._starts.items() if step >= first), default=self._end
+                )
+                self._starts = {step: at for step, at in self._starts.items() if step < first}
+                text = self._place(rows, start)
+                with self._path.open("r+b") as file:
+                    file.truncate(start)
+                    file.seek(start)
+                    file.write(text)
+        return True
+
+    def _place(self, rows: Sequence[Mapping[str, Any]], start: int) -> bytes:
+        """Return the lines, and note where they begin."""
+        lines = [_line(row) for row in rows]
+        self._end = start
+        for row, line in zip(rows, lines, strict=True):
+            self._starts[int(row["step"])] = self._end
+            self._end += len(line)
+        return b"".join(lines)
 
     def close(self) -> None:
         """Close the event file."""

@@ -15,6 +15,14 @@ from pathlib import Path
 NEWEST = "latest_checkpointed_iteration.txt"
 
 
+def find_newest(root: Path) -> int:
+    """Return the number of steps in the newest whole checkpoint; 0 if there is none yet."""
+    try:
+        return int((root / NEWEST).read_text("ascii")) + 1
+    except (OSError, ValueError):  # or only the converted one ("release")
+        return 0
+
+
 def remove_old_checkpoints(root: Path, *, keep: int, rates: Mapping[int, float]) -> list[int]:
     """Delete all whole checkpoints but the ``keep`` newest and the one with the best evaluation,
     the earliest of equals; return the steps of those that are gone.
@@ -22,9 +30,7 @@ def remove_old_checkpoints(root: Path, *, keep: int, rates: Mapping[int, float])
     ``rates``: solve rate of each evaluation, by the number of steps before it. A checkpoint that
     cannot be deleted stays.
     """
-    try:
-        newest = int((root / NEWEST).read_text("ascii")) + 1
-    except (OSError, ValueError):  # there is none yet, or only the converted one ("release")
+    if not (newest := find_newest(root)):
         return []
     found = {
         int(match[1]) + 1: path

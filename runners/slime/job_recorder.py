@@ -21,12 +21,13 @@ from conf.schema import Config
 from conf.task_sets import name_sets
 from runners.adviser.metric_lines import MetricLines
 from runners.campaign.result import summarize_evaluation
+from runners.campaign.routing_retention import delete_old_routing
 from runners.observe.curves import read_evaluations
 from runners.observe.metrics import MetricsWriter
 from runners.observe.remote_status import write_document
 from runners.observe.status import read_store_status
 from runners.slime.batches import GatheredBatch
-from runners.slime.checkpoints import remove_old_checkpoints
+from runners.slime.checkpoints import find_newest, remove_old_checkpoints
 from runners.slime.megatron.step_figures import drop_figures, move_figures
 from runners.slime.resumption import rewind_job
 from runners.store.free_disk import measure_free_mb
@@ -82,7 +83,7 @@ class JobRecorder:
             try:
                 self._store.heartbeat()
                 if move_figures(self._store) is not None:
-                    self._metrics.rewrite(self._lines.read())
+                    self._write_metrics()
                 self._publish()
             except AgentrlError as error:  # a rollout that cannot be stored ends the job
                 _log.error("no heartbeat: %s", error)
@@ -96,7 +97,7 @@ class JobRecorder:
     def begin_step(self, step: int) -> None:
         """Record that slime asks for the batch of a step."""
         self._began_at[step] = time.monotonic()
-        self._in_background(self._remove_old_checkpoints(), f"agentrl-checkpoints-{step}")
+        self._in_background(self._remove_old(), f"agentrl-remove-old-{step}")
 
     def keep_loaded(self, stored: StoredRollout) -> None:
         """Keep a training rollout's segments for the metrics of the step that is gathered: its
@@ -120,11 +121,18 @@ class JobRecorder:
         self._finishing.add(task)  # asyncio itself keeps only a weak reference
         task.add_done_callback(self._finishing.discard)
 
-    async def _remove_old_checkpoints(self) -> None:
-        """Delete checkpoints that are not to be kept: slime has saved the steps before this one."""
+    async def _remove_old(self) -> None:
+        """Delete checkpoints and routing that are not to be kept: slime has saved the steps before
+        this one.
+        """
         root, keep = self._store.run_dir / CHECKPOINTS, self._config.run.keep_checkpoints
         rates = dict(read_evaluations(self._store))
         await asyncio.to_thread(remove_old_checkpoints, root, keep=keep, rates=rates)
+        saved = await asyncio.to_thread(find_newest, root)
+        try:
+            await delete_old_routing(self._config, self._store, saved)
+        except AgentrlError as error:  # it is tried again with the next step
+            _log.error("no routing is deleted: %s", error)
 
     async def wait_until_finished(self) -> None:
         """Wait until every step that was handed over is recorded."""
@@ -134,7 +142,7 @@ class JobRecorder:
         """Record the evaluation of the policy after ``step`` steps, once."""
         if step not in {row.step for row in self._store.evaluations()}:
             self._store.finish_evaluation(step, summarize_evaluation(records))
-        self._metrics.rewrite(self._lines.read())
+        self._write_metrics()
         self._publish()
 
     def close(self) -> None:
@@ -163,13 +171,18 @@ class JobRecorder:
                 self._store.put_rollout(record)
             free = {"disk/free_mb": measure_free_mb(self._store.run_dir)}
             self._store.finish_step(step, metrics | free | dict(figures))
-            self._metrics.rewrite(self._lines.read())
+            self._write_metrics()
             self._publish()
         except AgentrlError as error:  # training goes on: only its metrics are missing
             _log.error("step %d has no metrics: %s", step, error)
 
     def _finished(self, step: int) -> bool:
         return step in self._store.finished_steps()
+
+    def _write_metrics(self) -> None:
+        """Write what is new of the steps' metrics, or all if somebody has changed the file."""
+        if not self._metrics.replace_tail(self._lines.read_tail()):
+            self._metrics.rewrite(self._lines.read())
 
     def _publish(self) -> None:
         status = read_store_status(self._store, alarms=self._lines.latest_alarms())

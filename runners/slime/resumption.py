@@ -9,6 +9,7 @@ none is older than ``run.overlap`` allows.
 from __future__ import annotations
 
 from conf.schema import Config
+from conf.sections.training import RoutingRolloutConfig
 from runners.campaign.overlap.events import Admit, Batch, Ready, Start, from_row
 from runners.campaign.overlap.run_schedule import find_staleness
 from runners.store.run_store import RunStore
@@ -21,10 +22,15 @@ def rewind_job(config: Config, store: RunStore, done: int) -> None:
     if config.run.overlap == "stream":
         store.rewind_schedule(done)
     trained, ready, begun = _read_schedule(store)
+    routed = None
+    if isinstance(config.routing_replay, RoutingRolloutConfig):
+        # That of trained steps may be deleted (routing_replay.keep_steps).
+        routed = store.routed_sessions()
 
     def is_kept(record: RolloutRecord) -> bool:
         oldest, newest = ranges.get(record.session_id, (UNKNOWN_VERSION, UNKNOWN_VERSION))
         usable = record.reward is not None and oldest > UNKNOWN_VERSION and newest <= done
+        usable = usable and (routed is None or record.session_id in routed)
         if config.run.overlap == "stream":
             group = (record.step - 1) * config.run.tasks_per_step + record.group
             return group in trained | ready or (group in begun and usable)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -141,11 +141,16 @@ class CampaignTables:
         known = self._db.rows("SELECT 1 FROM sqlite_schema WHERE name = 'schedule'")
         return bool(known and self._db.rows("SELECT 1 FROM schedule LIMIT 1"))
 
-    def schedule(self) -> list[tuple[str, dict[str, Any]]]:
-        """Return the events of the schedule, ``(kind, body)``, in order."""
+    def schedule(self, kinds: Collection[str] | None = None) -> list[tuple[str, dict[str, Any]]]:
+        """Return the events of the schedule, ``(kind, body)``, in order; of some kinds or all."""
         if not self.has_schedule():
             return []
-        rows = self._db.rows("SELECT kind, body FROM schedule ORDER BY seq")
+        wanted = None if kinds is None else dumps(list(kinds))
+        rows = self._db.rows(
+            "SELECT kind, body FROM schedule WHERE ?1 IS NULL "
+            "OR kind IN (SELECT value FROM json_each(?1)) ORDER BY seq",
+            (wanted,),
+        )
         return [(kind, loads(body)) for kind, body in rows]
 
     def finish_step(self, step: int, metrics: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 from runners.store.arrays import Block, TurnArrays
 from runners.store.json_text import loads
 from runners.store.record_table import RecordTable
+from runners.store.routing_files import RoutingPart
 from runners.trajectory.counters import rename_counters
 from runners.trajectory.declaration import Column
 from runners.trajectory.record import RolloutRecord, Turn
@@ -31,6 +32,8 @@ class RoutingBlock:
     tokens_crc: int
     array_file: int = 0
     """As ``Block.file``."""
+    array_part: int = 0
+    """Number of the part (``routing_files.py``); 0 in runs from before there were several."""
 
 
 TURNS = RecordTable("turn", Turn, Block, references="FOREIGN KEY (session_id) REFERENCES session")
@@ -55,9 +58,11 @@ def read_turn(row: sqlite3.Row, arrays: TurnArrays) -> Turn:
 
 
 def routing_block(
-    turn: Turn, routing: TurnRouting, offset: int, crc: int, *, file: int
+    turn: Turn, routing: TurnRouting, part: int, offset: int, crc: int, *, file: int
 ) -> RoutingBlock:
-    """Return the place of a turn's routing whose array lies at ``offset`` of a writer's file."""
+    """Return the place of a turn's routing whose array lies at ``offset`` of a part of a writer's
+    files.
+    """
     rows, layers, top_k = routing.experts.shape
     return RoutingBlock(
         session_id=turn.session_id,
@@ -71,6 +76,7 @@ def routing_block(
         array_crc=crc,
         tokens_crc=routing.tokens_crc,
         array_file=file,
+        array_part=part,
     )
 
 
@@ -81,9 +87,8 @@ def read_routing(row: sqlite3.Row, arrays: TurnArrays) -> TurnRouting:
     block = RoutingBlock(**ROUTING.decode(RoutingBlock, row))
     width = 1 if block.choices <= UINT8_EXPERTS else 2
     shape = (block.row_count, block.layers, block.top_k)
-    experts = arrays.read_routing(
-        block.array_offset, block.array_crc, shape, width, file=block.array_file
-    )
+    part = RoutingPart(block.array_file, block.array_part)
+    experts = arrays.routing.read(part, block.array_offset, block.array_crc, shape, width)
     version = row["weight_version"]
     routing = TurnRouting(block.start, experts, block.choices, block.tokens_crc, version)
     return routing.switch_weights(loads(row["weight_spans"]))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 import zlib
+from collections.abc import Callable
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from runners.store.arrays import TurnArrays
 from runners.store.database import Database
 from runners.store.json_text import dumps, loads
 from runners.store.record_rows import ROUTING, TURNS, read_routing, read_turn, routing_block
+from runners.store.routing_files import RoutingPart
 from runners.store.tables import ROUTING_SINCE, WIRE_SINCE
 from runners.trajectory.record import Turn
 from runners.trajectory.routing import RoutingShape, TurnRouting
@@ -59,7 +62,11 @@ class SessionTables:
             if routing is None and wire is None:
                 self._db.execute(TURNS.insert, TURNS.encode(turn, block))
                 return
-            written = None if routing is None else self._arrays.append_routing(routing.experts)
+            written = (
+                None
+                if routing is None
+                else self._arrays.routing.append(block.file, routing.experts)
+            )
             with self._db.write():
                 self._db.execute(TURNS.insert, TURNS.encode(turn, block))
                 if routing is not None and written is not None:
@@ -123,6 +130,34 @@ class SessionTables:
             return frozenset()
         rows = self._db.rows("SELECT turn_index FROM routing WHERE session_id = ?", (session_id,))
         return frozenset(row[0] for row in rows)
+
+    def routed_sessions(self) -> set[str]:
+        """Return the sessions of which routing is stored."""
+        if not self._holds_routing():
+            return set()
+        return {row[0] for row in self._db.rows("SELECT DISTINCT session_id FROM routing")}
+
+    def release_routing(self, is_needed: Callable[[str], bool]) -> list[Path]:
+        """Forget the routing in those files that hold none of a session that ``is_needed``; return
+        the files, which the caller deletes.
+
+        A writer's newest file stays. Of a caller that died the files are returned again.
+        """
+        complete = self._arrays.routing.find_complete() if self._holds_routing() else {}
+        if not complete:
+            return []
+        # Rows of a complete part were all written before the next part began.
+        held = self._db.rows("SELECT DISTINCT array_file, array_part, session_id FROM routing")
+        needed = {RoutingPart(file, number) for file, number, session in held if is_needed(session)}
+        gone = sorted(complete.keys() - needed)
+        names = dumps([f"{part.writer}.{part.number}" for part in gone])
+        self._db.execute(
+            "DELETE FROM routing WHERE array_file || '.' || array_part IN "
+            "(SELECT value FROM json_each(?))",
+            (names,),
+        )
+        self._arrays.routing.forget(gone)
+        return [complete[part] for part in gone]
 
     def routing_shape(self) -> RoutingShape | None:
         """Return the shape of the turns' routing; None if no turn has any.

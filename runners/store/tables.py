@@ -79,7 +79,7 @@ CREATE TABLE ledger (
 
 ROUTING_DDL = f"""
 -- The routing of a turn, if its engine returned any; its array lies in arrays/routing*.bin. Written
--- by the gateway with the turn, never changed.
+-- by the gateway with the turn; the driver deletes it with its file (routing_replay.keep_steps).
 {ROUTING.create}"""
 
 SCHEDULE = """

@@ -52,7 +52,7 @@ def _read_batches(store: RunStore, config: Config) -> dict[int, list[GroupKey]] 
     # Late: the campaign's modules take longer to import than most questions to answer.
     from runners.campaign.overlap.events import Admit, Batch, from_row
     from runners.campaign.overlap.run_schedule import find_place
-    from runners.campaign.step_training import count_supervised
+    from runners.campaign.schedule import count_supervised
 
     before, replaced = count_supervised(config), []
     found: dict[int, list[GroupKey]] = {}

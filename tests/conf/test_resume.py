@@ -112,6 +112,7 @@ def test_every_changeable_key_exists(key: str) -> None:
         compose(["engine=sglang", "engine.url=http://h", "model=tiny"]).model_dump(mode="json"),
         compose(["engine=sglang_launch", "model=tiny", "task=swebench"]).model_dump(mode="json"),
         compose(["eval_task=swebench"]).model_dump(mode="json"),
+        compose(["scenario=mixed", "routing_replay=rollout"]).model_dump(mode="json"),
     ]
     assert any(lookup(tree, key.rstrip("."))[0] for tree in trees)
     assert any(leaf.startswith(key) for tree in trees for leaf, _ in flatten(tree))

@@ -25,7 +25,7 @@ from runners.campaign.overlap.events import (
 from runners.campaign.overlap.limits import OverlapLimits
 from runners.campaign.overlap.recorded import RecordedSchedule
 from runners.campaign.overlap.scheduler import GroupScheduler
-from runners.campaign.step_training import count_supervised
+from runners.campaign.schedule import count_supervised
 from runners.store.run_store import RunStore
 
 

@@ -9,8 +9,10 @@ from typing import Any, ClassVar
 import pytest
 
 from runners.adviser.adviser import advise
-from runners.adviser.history import JUDGED, History, StepFacts, class_of, read_history
+from runners.adviser.history import DUPLICATES, JUDGED, History, StepFacts, class_of, read_history
 from runners.adviser.metric_lines import LATE_STEPS, STALENESS, MetricLines
+from runners.observe.metrics import MetricsWriter
+from runners.store.json_text import loads
 from runners.store.run_store import RunStore
 from tests.fakes.illnesses import ILLNESSES, infect
 from tests.fakes.recorded_runs import healthy_runs
@@ -51,7 +53,8 @@ def test_lines_that_are_read_as_a_run_goes_on_are_those_of_a_new_reader(
     """Also where figures, evaluations and ends of rollouts come late."""
     dice = random.Random(seed)
     with RunStore.create(tmp_path / "run", CONFIG) as store:
-        lines = MetricLines(store)
+        lines, file = MetricLines(store), MetricsWriter(tmp_path, tensorboard=False)
+        file.rewrite(lines.read())
         for step in range(1, 25):
             finish(store, dice, step)
             late = dice.randint(max(1, step - LATE_STEPS - STALENESS + 1), step)
@@ -66,8 +69,28 @@ def test_lines_that_are_read_as_a_run_goes_on_are_those_of_a_new_reader(
                 assert lines.read_step(step) == MetricLines(store).read()[-1]
             if dice.random() < 0.3:
                 assert lines.read() == MetricLines(store).read()
+            if dice.random() < 0.6:
+                assert file.replace_tail(lines.read_tail())
+                written = (tmp_path / "metrics.jsonl").read_text().splitlines()
+                assert [loads(line) for line in written] == MetricLines(store).read()
         assert lines.read() == MetricLines(store).read()
         assert lines.latest_alarms() == advise(read_history(store))
+
+
+def test_the_tail_has_every_line_that_is_judged_anew(tmp_path: Path) -> None:
+    """Duplicates are an alarm of the first step, however late they are found."""
+    dice = random.Random(0)
+    with RunStore.create(tmp_path / "run", CONFIG) as store:
+        lines = MetricLines(store)
+        for step in range(1, 31):
+            finish(store, dice, step)
+        assert len(lines.read_tail()) == 30
+        finish(store, dice, 31)
+        assert 1 < len(lines.read_tail()) < 31
+        counts = {"tasks": 20, "train": 9, "held_out": 4, "example": ["a", "b"]}
+        store.event(DUPLICATES, counts)
+        lines.read_step(31)  # which is another's reading
+        assert lines.read_tail() == MetricLines(store).read()
 
 
 def test_steps_that_can_change_no_more_are_not_judged_again(tmp_path: Path) -> None:

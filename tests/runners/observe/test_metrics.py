@@ -88,6 +88,34 @@ def test_tensorflow_is_not_imported_even_where_it_is_installed(tmp_path: Path) -
     assert scalars(tmp_path, "x") == [(1, 1.0)]
 
 
+def test_only_the_last_lines_are_written_anew(tmp_path: Path) -> None:
+    writer = MetricsWriter(tmp_path, tensorboard=False)
+    writer.rewrite([{"step": step, "loss": 1.0} for step in (1, 2, 3)])
+    file = tmp_path / "metrics.jsonl"
+    before = file.stat().st_ino
+    assert writer.replace_tail([{"step": 3, "loss": 0.123456}, {"step": 4, "loss": 1.0}])
+    assert writer.replace_tail([{"step": 4, "loss": 2.0}, {"step": 6, "loss": 3.0}])
+    assert writer.replace_tail([{"step": 5, "loss": 9.0}, {"step": 6, "loss": 3.0}])  # late
+    assert writer.replace_tail([])
+    assert [(row["step"], row["loss"]) for row in rows(tmp_path)] == [
+        *((1, 1.0), (2, 1.0), (3, 0.123456), (4, 2.0), (5, 9.0), (6, 3.0))
+    ]
+    assert file.stat().st_ino == before, "the file itself is kept"
+
+
+def test_a_file_that_somebody_has_changed_is_not_written_in_the_middle(tmp_path: Path) -> None:
+    writer = MetricsWriter(tmp_path, tensorboard=False)
+    writer.rewrite([{"step": 1}])
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("cut")
+    assert not writer.replace_tail([{"step": 2}])
+    assert file.read_text() == "cut"
+    file.unlink()
+    assert not writer.replace_tail([{"step": 2}])
+    writer.rewrite([{"step": 1}])
+    assert writer.replace_tail([{"step": 2}])
+
+
 def test_a_directory_that_is_gone_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"metrics\.jsonl"):
         MetricsWriter(tmp_path / "gone", tensorboard=False).write({"step": 1})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from conf.compose import compose
@@ -13,6 +14,7 @@ from runners.slime.data_source import RunDataSource
 from runners.slime.resumption import rewind_job
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
+from runners.trajectory.routing import TurnRouting
 from tests.fakes.records import CONFIG, a_rollout, a_turn
 
 SLIME = (
@@ -69,6 +71,19 @@ def test_turns_are_kept_that_the_checkpoint_s_weights_sampled(store: RunStore) -
     assert kept(store) == {done, next_one}
     assert [row.step for row in store.steps()] == [1, 2]
     assert [row.step for row in store.evaluations()] == [1, 2]
+
+
+def test_a_rollout_whose_routing_was_deleted_is_made_anew(store: RunStore) -> None:
+    """Slime has loaded a checkpoint that is older than ``routing_replay.keep_steps`` covers."""
+    add(store, 3, 0, 2)
+    whole = a_rollout("train-000003-01-00", reward=1.0)
+    store.add_session(whole.session_id, {})
+    routing = TurnRouting(0, np.arange(12, dtype=np.uint8).reshape(3, 2, 2), 16, 7, 2)
+    store.add_turn(a_turn(whole.session_id, 0, weight_version=2), routing)
+    store.put_rollout(whole)
+    replayed = compose([*SLIME, "routing_replay=rollout", "routing_replay.keep_steps=1"])
+    rewind_job(replayed, store, 2)
+    assert kept(store) == {whole.rollout_id}
 
 
 def test_with_step_the_batches_of_both_last_weights_are_kept(store: RunStore) -> None:

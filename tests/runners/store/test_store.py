@@ -215,6 +215,7 @@ def test_a_run_from_before_there_were_several_files_is_read_as_it_is(store: RunS
     with sqlite3.connect(store.run_dir / "store.sqlite") as db:
         db.execute("ALTER TABLE turn DROP COLUMN array_file")
         db.execute("ALTER TABLE routing DROP COLUMN array_file")
+        db.execute("ALTER TABLE routing DROP COLUMN array_part")
     with RunStore.open(store.run_dir, read_only=True) as older:
         older.verify_arrays()
         assert_same_turn(older.turns("s")[1], a_turn("s", 1))

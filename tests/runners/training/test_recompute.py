@@ -119,7 +119,7 @@ def test_chunked_logits_give_the_same_logprobs_and_gradients() -> None:
 
 
 ROLLOUT = RoutingRolloutConfig(
-    kind="rollout", on_fault="stop", shadow_every=0, alarm_disagreement=1.0
+    kind="rollout", on_fault="stop", shadow_every=0, alarm_disagreement=1.0, keep_steps=None
 )
 LENGTH = 128
 """Of the prompt."""

@@ -1,0 +1,125 @@
+"""Routing lies in parts, which are deleted once nothing that they hold is needed."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runners.store.routing_files import PART_BYTES
+from runners.store.run_store import RunStore
+from runners.trajectory.routing import TurnRouting
+from tests.fakes.records import CONFIG, a_turn
+
+ROUTED = TurnRouting(0, np.arange(12, dtype=np.uint8).reshape(3, 2, 2), 16, 7, 0)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    return RunStore.create(tmp_path / "run", CONFIG)
+
+
+def routing_of(number: int) -> TurnRouting:
+    return replace(ROUTED, experts=ROUTED.experts + number)
+
+
+def add(store: RunStore, session: str, number: int = 0) -> None:
+    if session not in store.sessions():
+        store.add_session(session, {})
+    store.add_turn(a_turn(session, number), routing_of(number))
+
+
+def fill(store: RunStore, name: str) -> None:
+    """Let a file of routing have as much as a part can have; the file has a hole."""
+    os.truncate(store.run_dir / "arrays" / name, PART_BYTES)
+
+
+def reopen(store: RunStore, writer: int = 0) -> RunStore:
+    store.close()
+    opened = RunStore.open(store.run_dir)
+    opened.claim_arrays(writer=writer)
+    return opened
+
+
+def files(store: RunStore) -> list[str]:
+    return sorted(path.name for path in (store.run_dir / "arrays").glob("routing*"))
+
+
+def test_a_full_part_is_followed_by_the_next_and_both_are_read(store: RunStore) -> None:
+    for number in range(3):
+        add(store, "s", number)
+        fill(store, f"routing.{number}.bin" if number else "routing.bin")
+        store = reopen(store)
+    add(store, "s", 3)
+    add(store, "s", 4)
+    assert files(store) == ["routing.1.bin", "routing.2.bin", "routing.3.bin", "routing.bin"]
+    found = store.routing("s")
+    assert [int(found[turn].experts[0, 0, 0]) for turn in range(5)] == [0, 1, 2, 3, 4]
+    store.verify_arrays()
+
+
+def test_a_part_grows_over_its_end_within_one_process_too(store: RunStore) -> None:
+    add(store, "s", 0)
+    fill(store, "routing.bin")
+    store = reopen(store)
+    add(store, "s", 1)  # opens the next part
+    add(store, "s", 2)
+    assert files(store) == ["routing.1.bin", "routing.bin"]
+
+
+def test_a_part_is_released_when_nobody_needs_a_session_in_it(store: RunStore) -> None:
+    for name in ("old", "new"):
+        add(store, name, 0)
+    fill(store, "routing.bin")
+    store = reopen(store)
+    add(store, "newest", 0)
+    assert store.release_routing(lambda session: session == "new") == []
+    assert store.routed_sessions() == {"old", "new", "newest"}
+    gone = store.release_routing(lambda session: False)
+    assert [path.name for path in gone] == ["routing.bin"]  # the newest may grow
+    assert store.routed_sessions() == {"newest"}
+    assert store.routing("old") == {}
+    assert len(store.turns("old")) == 1  # its tokens stay
+
+
+def test_each_writer_keeps_its_newest_part(store: RunStore) -> None:
+    add(store, "a", 0)
+    with RunStore.open(store.run_dir) as second:
+        second.claim_arrays(writer=12)
+        add(second, "b", 0)
+    fill(store, "routing-12.bin")
+    with RunStore.open(store.run_dir) as second:
+        second.claim_arrays(writer=12)
+        add(second, "c", 0)
+    gone = store.release_routing(lambda session: False)
+    assert [path.name for path in gone] == ["routing-12.bin"]
+    assert store.routed_sessions() == {"a", "c"}
+
+
+def test_files_of_a_driver_that_died_before_it_deleted_them_are_released_again(
+    store: RunStore,
+) -> None:
+    add(store, "old", 0)
+    fill(store, "routing.bin")
+    store = reopen(store)
+    add(store, "new", 0)
+    first = store.release_routing(lambda session: session == "new")
+    store = reopen(store)
+    assert store.release_routing(lambda session: True) == first
+    for path in first:
+        path.unlink()
+    assert store.release_routing(lambda session: True) == []
+
+
+def test_a_released_part_is_not_held_open_by_its_reader(store: RunStore) -> None:
+    add(store, "old", 0)
+    fill(store, "routing.bin")
+    store = reopen(store)
+    add(store, "new", 0)
+    assert len(store.routing("old")) == 1
+    [path] = store.release_routing(lambda session: session == "new")
+    held = [str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+    assert str(path) not in held
