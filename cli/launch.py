@@ -41,11 +41,14 @@ def launch(
     """
     from conf.compose import compose
     from launch.job_files import write_job
+    from launch.job_preflight import find_job_cautions
     from launch.plan import plan_job
 
     lines = overrides or []
     plan = plan_job(compose(lines))
     start = write_job(plan, out, command=["agentrl", "launch", *lines, "--out", str(out)])
+    for caution in find_job_cautions(plan):
+        report_warning(caution)
     show_job(plan, start, as_json=as_json)
 
 

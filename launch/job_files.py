@@ -194,5 +194,11 @@ def _ssh_options(login: SshLoginConfig) -> tuple[str, ...]:
 def _render_assignment(item: tuple[str, object]) -> str:
     name, value = item
     if isinstance(value, tuple):
-        return f"{name}=({' '.join(shlex.quote(str(word)) for word in value)})"
+        return f"{name}=({' '.join(_quote(str(word)) for word in value)})"
     return f"{name}={shlex.quote(str(value))}"
+
+
+def _quote(word: str) -> str:
+    """Quote an element of an array; a bare comma looks like one that separates elements."""
+    quoted = shlex.quote(word)
+    return f"'{word}'" if quoted == word and "," in word else quoted

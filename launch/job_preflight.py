@@ -17,6 +17,7 @@ from conf.sections.cluster_model import TableModel
 from conf.sections.kubernetes import KubernetesLaunchConfig
 from conf.task_sets import list_sets
 from launch.checkpoint_config import CheckpointConfigError, compare_checkpoint
+from launch.container_mounts import find_unmounted
 from launch.plan import JobPlan
 from launch.preflight import Problem
 from launch.running_job import read_hosts
@@ -34,8 +35,13 @@ def find_job_problems(plan: JobPlan) -> list[Problem]:
     """Return every problem of starting the job from this machine."""
     checks = (_check_programs, _check_shared_dir, _check_secrets, _check_hosts)
     fatal = [Problem(True, message) for check in checks for message in check(plan)]
-    warnings = [*_compare_checkpoint(plan), *find_cautions(plan.job.config)]
+    warnings = [*_compare_checkpoint(plan), *find_job_cautions(plan)]
     return fatal + [Problem(False, message) for message in warnings]
+
+
+def find_job_cautions(plan: JobPlan) -> list[str]:
+    """Return a warning for each thing that is legal and seldom meant."""
+    return [*find_cautions(plan.job.config), *find_unmounted(plan.job)]
 
 
 def _check_programs(plan: JobPlan) -> Iterator[str]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from conf.sections.architecture import LatentAttention
-from conf.task_sets import list_sets
+from conf.sections.cluster import SshLaunchConfig
 from launch.cluster_job import ClusterJob, count_gpus
+from launch.container_mounts import list_inputs
 
 
 def find_broken_rules(job: ClusterJob) -> list[str]:
@@ -229,22 +230,24 @@ def _engine_feature_rules(job: ClusterJob) -> Iterator[Rule]:
 
 
 def _path_rules(job: ClusterJob) -> Iterator[Rule]:
-    launch, model = job.launch, job.model
+    launch = job.launch
     paths = {
         "launch.shared_dir": launch.shared_dir,
         "launch.slime_dir": launch.slime_dir,
         "launch.megatron_dir": launch.megatron_dir,
-        "model.path": model.path,
-        "model.fp8_path": model.fp8_path,
-        "model.speculative.path": model.speculative.path,
         "trainer.weight_sync_dir": job.trainer.weight_sync_dir,
-        "model.tokenizer": model.tokenizer,
-        **{f"{each.key}.path": each.config.path for each in list_sets(job.config)},
+        **list_inputs(job),
     }
     for key, path in paths.items():
         yield (
             path is not None and not str(path).startswith("/"),
             f"{key}={path} is relative, and every node must find it: give the absolute path",
+        )
+    if isinstance(launch, SshLaunchConfig):
+        yield (
+            not launch.hosts_file.is_absolute(),
+            f"launch.hosts_file={launch.hosts_file} is relative, and ssh.sh may start "
+            "in any directory: give the absolute path on the first host",
         )
     yield (
         launch.ray_port == launch.dashboard_port,

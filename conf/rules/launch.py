@@ -25,6 +25,8 @@ _SBATCH: dict[str, str | None] = {
 """Options of sbatch that the job sets, and the key of ``launch`` behind each."""
 _APPTAINER = {"bind": "mounts", "cwd": "workdir", "nv": None, "pwd": "workdir"}
 """The same of ``apptainer exec``, with the key of ``launch.container``."""
+_EMPTYING = ("--cleanenv", "--containall")
+"""Options of ``apptainer exec`` that keep the environment out of the container."""
 
 
 def launch_rules(launch: LaunchConfig) -> Iterator[Rule]:
@@ -108,6 +110,11 @@ def _container_rules(container: SlurmContainerConfig, shared_dir: str) -> Iterat
                 f"launch.container.arguments has {option}, which is no option of a container of "
                 "srun (--container-…): options of the job belong into launch.sbatch",
             )
+        yield (
+            runtime == "apptainer" and option.partition("=")[0] in _EMPTYING,
+            f"launch.container.arguments has {option}, and Slurm's variables and the job's secrets "
+            "are in the environment that it empties: leave it out",
+        )
         pyxis = {f"container-{name}": name for name in ("image", "mounts", "workdir")}
         own = _find_own(option, pyxis if runtime == "pyxis" else _APPTAINER)
         key = None if own is None else (pyxis | _APPTAINER)[own]

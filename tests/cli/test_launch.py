@@ -25,6 +25,14 @@ def test_launch_writes_the_scripts_and_names_the_one_to_start(
     assert written_by == f"# Written by: agentrl launch {' '.join(JOB)} --out job"
 
 
+def test_launch_warns_of_what_is_seldom_meant(agentrl: Agentrl) -> None:
+    image = ["launch.container.runtime=pyxis", "launch.container.image=a.sqsh"]
+    done = agentrl("launch", *JOB, *image, "model.tokenizer=/models/tokenizer", "--out", "job")
+    assert done.code == 0
+    told = " ".join(done.stderr.split())
+    assert "model.tokenizer=/models/tokenizer is in no directory that the containers mount" in told
+
+
 def test_launch_json_is_the_plan(agentrl: Agentrl) -> None:
     document = json.loads(agentrl("launch", *JOB, "--out", "job", "--json").stdout)
     assert document["topology"]["train_gpus"] == 64

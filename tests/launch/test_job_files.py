@@ -98,6 +98,15 @@ def test_values_reach_the_shell_unchanged(tmp_path: Path) -> None:
     assert words == plan.to_dict()["arguments"]
 
 
+def test_an_element_with_a_comma_is_quoted(tmp_path: Path) -> None:
+    """To shellcheck it would be two elements, with the comma of another language between."""
+    image = ("launch.container.runtime=pyxis", "launch.container.image=a.sqsh")
+    plan = plan_job(a_config(*image, "launch.container.mounts=['/data:/d']"))
+    write_job(plan, tmp_path, command=COMMAND)
+    text = (tmp_path / "settings.sh").read_text()
+    assert "'--container-mounts=/shared:/shared,/data:/d'" in text
+
+
 def test_writing_twice_gives_the_same_files(tmp_path: Path) -> None:
     plan = plan_of("qwen3_30b_a3b", "linear", "ssh")
     write_job(plan, tmp_path, command=COMMAND)

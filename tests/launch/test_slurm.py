@@ -86,6 +86,8 @@ def test_a_request_that_cannot_work_is_refused_with_its_fix(override: str, messa
         (PYXIS, "--mem=0", "no option of a container of srun"),
         (APPTAINER, "--bind=/x", "set launch.container.mounts instead"),
         (APPTAINER, "--nv", "the job sets --nv itself: leave it out"),
+        (APPTAINER, "--cleanenv", "the environment that it empties: leave it out"),
+        (APPTAINER, "--containall", "the environment that it empties: leave it out"),
     ],
 )
 def test_an_argument_of_the_container_that_the_job_sets_is_refused(
@@ -93,6 +95,10 @@ def test_an_argument_of_the_container_that_the_job_sets_is_refused(
 ) -> None:
     given = [line for line in container if "arguments" not in line]
     assert message in faults(*given, f"launch.container.arguments=['{argument}']")
+
+
+def test_apptainer_may_be_contained_in_its_own_file_system() -> None:
+    assert slurm(*APPTAINER, "launch.container.arguments=['--contain']").container.arguments
 
 
 def test_a_shared_directory_that_cannot_be_mounted_is_refused() -> None:

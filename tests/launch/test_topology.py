@@ -127,6 +127,12 @@ def test_a_broken_rule_is_named_with_its_fix(overrides: list[str], message: str)
     assert any(message in fault for fault in found), found
 
 
+def test_a_file_of_hosts_that_each_directory_would_have_its_own_of_is_refused() -> None:
+    job = make_cluster_job(a_config("launch.hosts_file=hosts", launch="ssh"))
+    assert any("launch.hosts_file=hosts is relative" in fault for fault in find_broken_rules(job))
+    assert find_broken_rules(make_cluster_job(a_config(launch="ssh"))) == []
+
+
 def test_all_broken_rules_are_reported_at_once() -> None:
     broken = ["model.layout.tensor=3", "model.layout.expert=7", "trainer.minibatches=5"]
     found = find_broken_rules(make_cluster_job(a_config(*broken, "launch.shared_dir=x")))
