@@ -27,6 +27,8 @@ from runners.trajectory.printable import make_printable
 _REFRESH_HZ = 4
 _WIDE = 120
 """Columns from which on a value at the other end of its panel is hard to match with its name."""
+_CURVE = 7
+"""Rows of the smallest plot."""
 _STAGES = ("queue", "session", "boot", "harness", "patch", "finish", "grade")
 
 Mode = Literal["auto", "on", "off"]
@@ -146,14 +148,18 @@ class Dashboard:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width, height = options.max_width, options.size.height - 1
-        alarms = _describe_alarms(self._progress.alarms, 1 if height < 30 else 3)
+        head, tables = 3, len(_STAGES) + 2
+        texts = _describe_alarms(self._progress.alarms, 1 if height < 30 else 3)
+        alarms = [line for text in texts for line in _fold(text, console, width)]
+        if len(alarms) > height - head - tables - _CURVE - 1:
+            alarms = [_cut(text) for text in texts]
         room = (3 if height < 30 else 6) - len(alarms)
         notes = list(self._progress.notes)[-max(room, 1) :]
-        head, tables = 3, len(_STAGES) + 2
         yield Constrain(self._head(), width)
         if self._progress.steps:
             yield Constrain(
-                self._curve(width, max(height - head - tables - len(notes) - len(alarms), 7)), width
+                self._curve(width, max(height - head - tables - len(notes) - len(alarms), _CURVE)),
+                width,
             )
         else:
             yield Constrain(self._columns(), width)
@@ -248,12 +254,23 @@ def _describe_alarms(alarms: Sequence[Alarm], most: int) -> list[Text]:
     lines = []
     for alarm in alarms[:most]:
         texts = (f" ▲ {alarm.name}", "bold red"), f"  {make_printable(alarm.evidence)}"
-        lines.append(Text.assemble(*texts, no_wrap=True, overflow="ellipsis"))
-        fix = f"   {make_printable(alarm.fix)}"
-        lines.append(Text(fix, "bright_black", no_wrap=True, overflow="ellipsis"))
+        lines.append(Text.assemble(*texts))
+        lines.append(Text(f"   {make_printable(alarm.fix)}", "bright_black"))
     if names := [alarm.name for alarm in alarms[most:]]:
-        lines.append(Text(f" ▲ {', '.join(names)}", "red", no_wrap=True, overflow="ellipsis"))
+        lines.append(Text(f" ▲ {', '.join(names)}", "red"))
     return lines
+
+
+def _fold(text: Text, console: Console, width: int) -> list[Text]:
+    """Return a text as lines of at most ``width`` columns, all but the first indented."""
+    first, *more = text.wrap(console, width - 3)
+    return [first, *(Text("   ", line.style).append_text(line) for line in more)]
+
+
+def _cut(text: Text) -> Text:
+    """Return a text as one line, whatever its length."""
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
 
 
 def _bar(done: int, total: int, style: str) -> tuple[RenderableType, str]:

@@ -69,6 +69,21 @@ def test_the_dashboard_shows_alarms_and_still_fits(width: int, height: int) -> N
         assert part in text
 
 
+def test_an_alarm_is_read_to_its_end_where_there_is_room() -> None:
+    progress = a_progress()
+    evidence = "16 of 16 (100 %) rollouts ran out of a budget in steps 1 to 2, 16 of budget.tokens"
+    fix = "raise sampling.max_new_tokens, harness.max_tokens, or the window of a compact scenario"
+    progress.alarms = [Alarm("truncation", evidence, fix)]
+    lines = picture(progress, 80, 30)
+    text = re.sub(r"\s+", " ", " ".join(lines))
+    assert len(lines) < 30
+    assert max(map(len, lines)) <= 80
+    assert f"▲ truncation {evidence} {fix}" in text
+    small = picture(progress, 80, 24)
+    assert len(small) < 24
+    assert "…" in next(line for line in small if "▲" in line), "one line for each"
+
+
 def test_an_alarm_is_printed_when_it_comes_and_again_when_it_comes_again() -> None:
     progress, file = a_progress(), io.StringIO()
     alarm = Alarm("flat_groups", "8 of 8 (100 %) groups", "raise sampling.temperature")
