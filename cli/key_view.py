@@ -24,6 +24,8 @@ def show_key(key: str, overrides: list[str], *, as_json: bool) -> None:
     from conf.keys import groups, unknown_key
 
     key = key.rstrip(".")
+    if key.removesuffix(".kind") in groups():
+        key = key.removesuffix(".kind")  # what chooses it is GROUP=CHOICE, not a key
     exact = [entry for entry in list_keys() if entry.key == key]
     inside = [entry for entry in list_keys() if entry.key.startswith(f"{key}.")]
     if not exact and not inside:
@@ -43,7 +45,9 @@ def show_key(key: str, overrides: list[str], *, as_json: bool) -> None:
             _print_entry(each)
         return
     if key in groups():
-        stdout().print(f"{key}= {', '.join(groups()[key])}", soft_wrap=True)
+        chosen = values.get(f"{key}.kind")
+        more = f"; {chosen} is chosen" if chosen in groups()[key] else ""
+        stdout().print(f"{key}= {', '.join(groups()[key])}{more}", soft_wrap=True)
     for each in found:
         where = (
             f"  [{key.partition('.')[0]}={', '.join(each['choices'])}]" if each["choices"] else ""

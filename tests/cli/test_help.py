@@ -88,6 +88,13 @@ def test_the_help_of_eval_names_every_benchmark() -> None:
     assert argument.help == f"What to measure: {', '.join(BENCHMARKS)}."
 
 
+@pytest.mark.parametrize("word", ["scenario", "scenario.kind"])
+def test_show_lists_a_groups_choices_and_its_own(agentrl: Agentrl, word: str) -> None:
+    shown = agentrl("show", word).stdout.splitlines()
+    assert shown[0] == "scenario= compact, linear, mixed, subagent; linear is chosen"
+    assert shown[1].startswith("scenario.window_tokens")
+
+
 def test_show_describes_a_key(agentrl: Agentrl) -> None:
     done = agentrl("show", "sampling.temperature", "--json")
     (entry,) = json.loads(done.stdout)["keys"]
