@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -33,18 +34,31 @@ def what_if(run: RunDir, overrides: Overrides = None, as_json: Json = False) -> 
     advantage has another sign (turned). Exit code 1: what is stored does not follow from the store
     under the run's own rules, or the other rules failed and leave nothing to train.
     """
-    from cli.invocation import print_json, stderr, stdout
-    from runners.what_if.what_if import ask_what_if
+    import gc
 
-    with stderr().status("reading the rollouts…") as status:
-        found = ask_what_if(
-            run, overrides or [], lambda step: status.update(f"computing step {step:,} again…")
-        )
+    from cli.invocation import print_json, stdout
+
+    # Modules, records and samples have no cycles that would grow: each step's go with their names.
+    gc.disable()
+    try:
+        found = _ask(run, overrides or [])
+    finally:
+        gc.enable()
     if as_json:
         print_json(found.to_dict())
     else:
         stdout().print(_render(found))
     raise typer.Exit(int(found.exit_code))
+
+
+def _ask(run: Path, overrides: list[str]) -> WhatIf:
+    from cli.invocation import stderr
+    from runners.what_if.what_if import ask_what_if
+
+    with stderr().status("reading the rollouts…") as status:
+        return ask_what_if(
+            run, overrides, lambda step: status.update(f"computing step {step:,} again…")
+        )
 
 
 def _render(found: WhatIf) -> RenderableType:

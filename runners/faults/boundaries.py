@@ -26,7 +26,8 @@ from runners.engines.contract import Engine, EngineError, Generation
 from runners.faults.plan import Fault, Injection, parse_attempt
 from runners.faults.proxy import Arguments, Call, Effect, Proceed, change_reply, wrap
 from runners.faults.tools_inside import GARBAGE
-from runners.gateway.client import GatewayAdmin, GatewayError
+from runners.gateway.client import GatewayAdmin
+from runners.gateway.gateway_error import GatewayError
 from runners.gateway.registry import SessionEntry
 from runners.gateway.replicas.peers import Peers
 from runners.gateway.server import GatewayServer

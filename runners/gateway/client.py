@@ -15,9 +15,9 @@ from typing import Any
 import aiohttp
 import orjson
 
-from conf.errors import AgentrlError, ExitCode
 from runners.concurrency.limits import backoff_s
 from runners.engines.resilient import PauseResult
+from runners.gateway.gateway_error import GatewayError
 
 DEADLINE_S = 60.0
 """Of a call. The gateway answers in milliseconds; ``finish`` waits for turns that are being stored.
@@ -28,18 +28,6 @@ PROBE_S = 15.0
 
 TRIES = 4
 """Connections per call, within about two seconds: a gateway that is gone does not come back."""
-
-
-class GatewayError(AgentrlError):
-    """The gateway refused a call or is gone; ``status`` is the HTTP status, None if it could not be
-    reached.
-    """
-
-    exit_code = ExitCode.SERVICE_GONE
-
-    def __init__(self, message: str, *, status: int | None = None) -> None:
-        self.status = status
-        super().__init__(message)
 
 
 class GatewayAdmin:

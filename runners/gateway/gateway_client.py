@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from runners.gateway.client import GatewayAdmin, GatewayError
+from runners.gateway.client import GatewayAdmin
+from runners.gateway.gateway_error import GatewayError
 from runners.gateway.program_environment import program_environment
 from runners.trajectory.record import Segment
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from conf.errors import error_text
 from runners.diagnostics.attempt_progress import AttemptProgress
-from runners.gateway.client import GatewayError
+from runners.gateway.gateway_error import GatewayError
 from runners.harnesses.contract import HarnessContext, HarnessResult
 from runners.processes.recorder import RolloutRecorder
 from runners.rollouts.attempt_record import (

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from conf.errors import error_text
-from runners.gateway.client import GatewayError
+from runners.gateway.gateway_error import GatewayError
 from runners.rollouts.reward import RolloutReward
 from runners.rollouts.spec import RolloutSpec
 from runners.sandboxes.contract import SandboxError

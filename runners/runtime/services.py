@@ -25,7 +25,8 @@ from runners.concurrency.task_group import task_group
 from runners.diagnostics.attempt_progress import AttemptWatch
 from runners.engines.contract import ServedEngine
 from runners.faults.wiring import choose_gateway_module, driver_faults
-from runners.gateway.client import GatewayAdmin, GatewayError
+from runners.gateway.client import GatewayAdmin
+from runners.gateway.gateway_error import GatewayError
 from runners.gateway.settings import GatewaySettings
 from runners.harnesses.registry import make_harness
 from runners.processes.ledger import Ledger, reap

@@ -5,13 +5,15 @@ Invariant: what is compared differs from the run's configuration in those keys a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from conf.absolute_paths import make_paths_absolute
-from conf.compose import compose
 from conf.errors import AgentrlError, ConfigError, ExitCode
 from conf.keys import flatten
 from conf.schema import Config
@@ -61,8 +63,8 @@ def change_rules(store: RunStore, overrides: Sequence[str]) -> Rules:
     configuration refuses.
     """
     stored = store.config()
-    before = make_paths_absolute(compose([], base=stored))
-    after = make_paths_absolute(compose(list(overrides), base=stored))
+    before = _read_own(stored)
+    after = _compose(overrides, stored) if overrides else before
     old, new = (dict(flatten(config.model_dump(mode="json"))) for config in (before, after))
     changed = {
         key: (old.get(key), new.get(key))
@@ -73,6 +75,22 @@ def change_rules(store: RunStore, overrides: Sequence[str]) -> Rules:
     if refused:
         raise ConfigError([_refuse(key, store.run_dir) for key in refused])
     return Rules(before, after, changed)
+
+
+def _read_own(stored: Mapping[str, Any]) -> Config:
+    """Return a run's own configuration; one of another version gets today's keys."""
+    with suppress(ValidationError):
+        config = Config.model_validate(stored)
+        if config.model_dump(mode="json") == stored:
+            return make_paths_absolute(config)
+    return _compose([], stored)
+
+
+def _compose(overrides: Sequence[str], stored: Mapping[str, Any]) -> Config:
+    # Late: Hydra takes as long as a question without overrides.
+    from conf.compose import compose
+
+    return make_paths_absolute(compose(list(overrides), base=stored))
 
 
 def _is_answered(key: str) -> bool:

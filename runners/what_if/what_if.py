@@ -111,7 +111,7 @@ def ask_what_if(
             before = own.build(records, load)
             again = records if check is None else check.pay(records, results)
             paid = records if repayment is None else repayment.pay(records, results)
-            after = other.build(paid, load)
+            after = other.build(paid, load) if rules.changed else before
             found.not_reproduced.extend(_find_changed(records, before.records, again))
             found.steps.append(
                 StepComparison(
@@ -127,7 +127,7 @@ def ask_what_if(
             f"compute again: `agentrl status {run_dir}` shows how it stands"
         )
     found.failures.update({} if repayment is None else repayment.failures)
-    found.failures.update(other.failures)
+    found.failures.update((other if rules.changed else own).failures)
     return found
 
 

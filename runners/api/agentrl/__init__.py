@@ -9,8 +9,8 @@ from agentrl.campaigns import FinishedEvaluation, FinishedRun, evaluate, rollout
 from agentrl.run_reader import RunReader, open_run
 from conf.errors import AgentrlError, ConfigError, ExitCode
 from runners.export.contract import ExportedRollout, ExportedRun, ExporterPlugin
-from runners.gateway.client import GatewayError
 from runners.gateway.gateway_client import AttachedSession, FinishedSession, GatewayClient
+from runners.gateway.gateway_error import GatewayError
 from runners.harnesses.contract import Harness, HarnessContext, HarnessResult
 from runners.rollouts.reward import Reward, RewardParts
 from runners.sandboxes.contract import CommandResult, Sandbox, SandboxError

@@ -13,7 +13,7 @@ from runners.engines.contract import EngineError
 from runners.faults.boundaries import GraderCrash
 from runners.faults.plan import Fault
 from runners.faults.proxy import jump_clock, make_hostile, restore_clock
-from runners.gateway.client import GatewayError
+from runners.gateway.gateway_error import GatewayError
 from runners.sandboxes.contract import SandboxError
 from runners.store.store_error import StoreError
 from runners.tasks.contract import Verdict, VerdictKind

@@ -16,7 +16,7 @@ from runners.engines.contract import EngineError
 from runners.faults.boundaries import wrap_backend, wrap_grader
 from runners.faults.plan import Injection
 from runners.faults.tools_inside import GARBAGE
-from runners.gateway.client import GatewayError
+from runners.gateway.gateway_error import GatewayError
 from runners.sandboxes.contract import SandboxError
 from runners.store.store_error import StoreError
 from runners.tasks.contract import VerdictKind

@@ -13,8 +13,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from runners.gateway.client import GatewayAdmin, GatewayError
+from runners.gateway.client import GatewayAdmin
 from runners.gateway.connections import UNKNOWN_LINES
+from runners.gateway.gateway_error import GatewayError
 from runners.gateway.session import Session
 from runners.store.run_store import RunStore
 from runners.testing.completions import END

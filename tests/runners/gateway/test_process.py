@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from conf.errors import AgentrlError, ExitCode
-from runners.gateway.client import GatewayAdmin, GatewayError
+from runners.gateway.client import GatewayAdmin
+from runners.gateway.gateway_error import GatewayError
 from runners.gateway.service import serve
 from runners.gateway.settings import GatewaySettings
 from runners.processes.service import Service, ServiceError

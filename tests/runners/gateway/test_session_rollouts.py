@@ -10,7 +10,7 @@ import pytest
 
 from runners.export import dump
 from runners.export.jsonl import validate
-from runners.gateway.client import GatewayError
+from runners.gateway.gateway_error import GatewayError
 from runners.gateway.session_rollouts import RolloutPlaces, keep_lost
 from runners.store.run_store import RunStore
 from runners.testing.completions import END, Completion

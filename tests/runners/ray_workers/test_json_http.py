@@ -12,7 +12,7 @@ import pytest
 
 import runners.ray_workers
 from conf.errors import ConfigError, ExitCode
-from runners.gateway.client import GatewayError
+from runners.gateway.gateway_error import GatewayError
 from runners.ray_workers.json_http import Handler, JsonClient, JsonServer
 from runners.ray_workers.remote_errors import ExecutorError, NodeLost, Unreachable
 from runners.store.store_error import StoreError

@@ -12,7 +12,7 @@ import pytest
 from conf.errors import ExitCode
 from runners.concurrency.limits import TokenBucket
 from runners.diagnostics.stalls import describe_attempts
-from runners.gateway.client import GatewayError
+from runners.gateway.gateway_error import GatewayError
 from runners.processes.recorder import StoreRecorder
 from runners.ray_workers.executor import RayExecutor
 from runners.ray_workers.remote_errors import ExecutorError

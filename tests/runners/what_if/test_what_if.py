@@ -15,7 +15,7 @@ from runners.campaign.overlap.events import Admit, Batch, to_row
 from runners.rollouts.reward import RewardParts
 from runners.store.run_store import RunStore
 from runners.tasks.rollout_result import RolloutResult
-from runners.what_if.keys import WhatIfError
+from runners.what_if.keys import WhatIfError, change_rules
 from runners.what_if.what_if import ask_what_if
 from tests.fakes.trained_run import draw_step, finish_step, train_run
 
@@ -211,3 +211,13 @@ def test_rewards_of_a_run_s_own_plug_in_are_taken_as_stored_and_the_answer_says_
     found = ask_what_if(tmp_path / "own", [])
     assert (found.rewards_unchecked, found.not_reproduced) == (True, [])
     assert not ask_what_if(run, own).rewards_unchecked  # its own are computed again
+
+
+def test_a_run_of_another_version_gets_todays_keys(tmp_path: Path) -> None:
+    with train_run(tmp_path / "run") as store:
+        stored = store.config()
+        del stored["trainer"]["min_group"]
+        store.replace_config(stored)
+        rules = change_rules(store, [])
+        assert rules.before == rules.after
+        assert rules.before.trainer.min_group == compose([]).trainer.min_group

@@ -17,8 +17,9 @@ import aiohttp
 import psutil
 import pytest
 
-from runners.gateway.client import GatewayAdmin, GatewayError
+from runners.gateway.client import GatewayAdmin
 from runners.gateway.connections import MAX_UNKNOWN
+from runners.gateway.gateway_error import GatewayError
 from runners.gateway.replicas.session_key import replica_of
 from runners.processes.process_tags import SERVICE_TAG
 from runners.processes.service import Service, ServiceError
