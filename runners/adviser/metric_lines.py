@@ -14,6 +14,7 @@ from runners.adviser.adviser import ALARMS, advise
 from runners.adviser.alarm import Alarm
 from runners.adviser.history import History, StepFacts, read_duplicates, read_steps
 from runners.store.run_store import RunStore
+from runners.store.store_error import StoreError
 
 LATE_STEPS = 8
 """Steps for which figures may come after a step has ended, beside those by which rollouts may be
@@ -46,7 +47,10 @@ class MetricLines:
     def read_step(self, step: int) -> dict[str, Any]:
         """Return the line of a finished step; raises StoreError."""
         self._update()
-        return self._read(step)[0]
+        line = next(iter(self._read(step)), None)
+        if line is None or line["step"] != step:
+            raise StoreError(f"{self._store.run_dir} has no finished step {step}")
+        return line
 
     def read_tail(self) -> list[dict[str, Any]]:
         """Return the last lines: all that may have changed since it was called last; first all."""
@@ -59,14 +63,21 @@ class MetricLines:
         return self._alarms[max(self._alarms)] if self._alarms else []
 
     def _read(self, first: int) -> list[dict[str, Any]]:
+        rows = self._store.metric_rows(first)
+        unknown = [row["step"] for row in rows if row["step"] not in self._alarms]
+        if unknown:  # finished later than any step should be
+            self._update(min(unknown))
         return [
             {**row, ALARMS: [alarm.to_dict() for alarm in self._alarms[row["step"]]]}
-            for row in self._store.metric_rows(first)
+            for row in rows
         ]
 
-    def _update(self) -> None:
-        """Read the steps that may have changed, and judge all from the first that has."""
-        first = max(self._facts, default=0) - self._late
+    def _update(self, first: int | None = None) -> None:
+        """Read the steps that may have changed, or those from ``first`` on, and judge all from the
+        first that has.
+        """
+        if first is None:
+            first = max(self._facts, default=0) - self._late
         fresh = {facts.step: facts for facts in read_steps(self._store, first)}
         duplicates = read_duplicates(self._store)
         changed = [step for step, facts in fresh.items() if facts != self._facts.get(step)]

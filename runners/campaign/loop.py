@@ -38,6 +38,7 @@ from runners.observe.under_way import read_overlapped
 from runners.plugins.calls import PluginFailedError
 from runners.runtime.driver import Interrupted
 from runners.runtime.services import Services
+from runners.sinks.delivery import Ending
 from runners.sinks.open_trackers import TrackerFeed
 from runners.sinks.plugin_feed import SinkFeed
 from runners.store.run_store import RunStore
@@ -112,13 +113,18 @@ class Campaign:
 
     async def run(self) -> None:
         """Run to the last step; raises Interrupted when asked to stop."""
-        ended_well = False
+        ending = Ending.FAILED
         try:
             await self._run_steps()
-            ended_well = True
+            ending = Ending.FINISHED
+        except (Interrupted, asyncio.CancelledError):
+            # without a signal: a service that is gone has ended the run
+            if self._draining.is_set():
+                ending = Ending.STOPPED
+            raise
         finally:
             await self._sinks.close()
-            await self._trackers.close(ended_well)
+            await self._trackers.close(ending)
 
     async def _run_steps(self) -> None:
         done = self._enter_unrecorded_step()

@@ -19,6 +19,15 @@ from runners.store.json_text import dumps
 from runners.store.store_error import raise_store_errors
 
 
+def finite_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return the finite numbers among metrics, which is what charts take."""
+    return {
+        name: float(value)
+        for name, value in metrics.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }
+
+
 class MetricsWriter:
     """Writes steps' metrics, each of them to disk before it returns; raises StoreError."""
 
@@ -104,11 +113,8 @@ class _Events:
         """Write every finite number of a step."""
         from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 
-        scalars = {
-            name: float(value)
-            for name, value in metrics.items()
-            if name != "step" and isinstance(value, int | float) and math.isfinite(value)
-        }
+        scalars = finite_numbers(metrics)
+        scalars.pop("step", None)
         values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
         self._write(step=int(metrics["step"]), summary=Summary(value=values))
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Generic, Protocol, TypeVar
 
 from conf.errors import error_text
@@ -35,6 +36,15 @@ class EntryRefused(SinkError):
     """A sink will never take this entry: it is not sent again."""
 
 
+class Ending(StrEnum):
+    """The end of the run, which a service shows in its own words."""
+
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    """By the user; it can be resumed."""
+    FAILED = "failed"
+
+
 class Sink(Protocol[Taken]):
     """A foreign service; all calls come from one thread, and may block."""
 
@@ -48,8 +58,8 @@ class Sink(Protocol[Taken]):
         """
         ...
 
-    def close(self, ended_well: bool) -> None:
-        """End the connection; ``ended_well``: the run did not fail."""
+    def close(self, ending: Ending) -> None:
+        """End the connection."""
         ...
 
 
@@ -73,8 +83,8 @@ class Delivery(Generic[Entry]):
         self._waiting: deque[Entry] = deque()
         self._most = most
         self._changed = threading.Condition()
-        self._ending = False
-        self._ended_well = True
+        self._closing = False
+        self._ending = Ending.FINISHED
         self._told = False
         self.lost = 0
         """Entries that were refused, or dropped for newer ones."""
@@ -91,12 +101,12 @@ class Delivery(Generic[Entry]):
             self._waiting.append(entry)
             self._changed.notify()
 
-    def close(self, ended_well: bool, deadline_s: float = CLOSE_S) -> str:
+    def close(self, ending: Ending, deadline_s: float = CLOSE_S) -> str:
         """Send what waits, each entry once more at most, and end; blocks. Return what was not
         delivered, in words, or "".
         """
         with self._changed:
-            self._ending, self._ended_well = True, ended_well
+            self._closing, self._ending = True, ending
             self._changed.notify()
         self._thread.join(deadline_s)
         with self._changed:
@@ -129,14 +139,14 @@ class Delivery(Generic[Entry]):
                 self._drop(entry)
         if opened:
             try:
-                self._sink.close(self._ended_well)
+                self._sink.close(self._ending)
             except (Exception, SystemExit) as error:
                 self._tell(error)
 
     def _next(self) -> Entry | None:
         """Return the oldest entry, which stays in the queue; None at the end."""
         with self._changed:
-            while not self._waiting and not self._ending:
+            while not self._waiting and not self._closing:
                 self._changed.wait()
             return self._waiting[0] if self._waiting else None
 
@@ -153,9 +163,9 @@ class Delivery(Generic[Entry]):
         """Wait before the next try; return False if the run has ended, so that there is none."""
         until = time.monotonic() + self._pauses_s[min(failures, len(self._pauses_s) - 1)]
         with self._changed:
-            if self._ending:
+            if self._closing:
                 return False
-            while not self._ending and (left := until - time.monotonic()) > 0:
+            while not self._closing and (left := until - time.monotonic()) > 0:
                 self._changed.wait(left)
         return True
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from conf.keys import flatten
 from conf.sections.observe import MlflowConfig
-from runners.sinks.delivery import EntryRefused
+from runners.sinks.delivery import Ending, EntryRefused
 from runners.sinks.step_entries import StepEntry
 from runners.sinks.tracker import TrackedRun
 
@@ -17,6 +17,7 @@ METRICS, PARAMS = 1000, 100
 PARAM_CHARS = 6000
 _FOREIGN = re.compile(r"[^/\w.\- :]")
 """Characters that MLflow takes in no name."""
+STATUS = {Ending.FINISHED: "FINISHED", Ending.STOPPED: "KILLED", Ending.FAILED: "FAILED"}
 REFUSED = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
 
 
@@ -63,9 +64,9 @@ class MlflowTracker:
                 raise EntryRefused(f"step {entry.step}: {error}") from error
             raise
 
-    def close(self, ended_well: bool) -> None:
-        """Mark the run as finished or failed."""
-        self._client.set_terminated(self._id, "FINISHED" if ended_well else "FAILED")
+    def close(self, ending: Ending) -> None:
+        """Mark the run as finished, killed or failed."""
+        self._client.set_terminated(self._id, STATUS[ending])
 
     def _find_experiment(self) -> str:
         from mlflow.exceptions import MlflowException

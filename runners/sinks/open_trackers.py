@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from conf.schema import Config
-from runners.sinks.delivery import Delivery
+from runners.sinks.delivery import Delivery, Ending
 from runners.sinks.mlflow_tracker import MlflowTracker
-from runners.sinks.step_entries import Part, Sent, StepEntry, read_sent, split_row
+from runners.sinks.step_entries import EVAL, Part, Sent, StepEntry, read_sent, split_row
 from runners.sinks.tracker import TRACKERS, TrackedRun, Tracker, TrackerSink
 from runners.sinks.wandb_tracker import WandbTracker
 from runners.store.run_store import RunStore
@@ -37,7 +37,8 @@ class TrackerFeed:
         """Send lines of ``metrics.jsonl``; what a tracker has already it gets no second time."""
         if not self._deliveries:
             return
-        finished = read_finished(self._store)
+        rows = list(rows)
+        finished = read_finished(self._store, rows)
         for row in rows:
             for entry in split_row(row, finished):
                 for delivery, queued in self._deliveries:
@@ -45,9 +46,9 @@ class TrackerFeed:
                         queued.add(entry)
                         delivery.add(entry)
 
-    async def close(self, ended_well: bool) -> None:
+    async def close(self, ending: Ending) -> None:
         """End all of them, side by side."""
-        ends = [asyncio.to_thread(each.close, ended_well) for each, _ in self._deliveries]
+        ends = [asyncio.to_thread(each.close, ending) for each, _ in self._deliveries]
         for missing in await asyncio.gather(*ends):
             if missing:
                 self._report(f"{missing}; a resumed run sends the steps that are missing")
@@ -77,9 +78,20 @@ def make_trackers(config: Config, store: RunStore) -> dict[str, Tracker]:
     return trackers
 
 
-def read_finished(store: RunStore) -> dict[tuple[Part, int], float]:
-    """Return the Unix seconds at which steps and evaluations were finished."""
-    steps = store.query("SELECT step, finished_at FROM step WHERE finished_at IS NOT NULL")
-    evaluations = store.query("SELECT step, finished_at FROM evaluation")
-    found: dict[tuple[Part, int], float] = {("train", step): at for step, at in steps}
-    return found | {("eval", step): at for step, at in evaluations}
+def read_finished(
+    store: RunStore, rows: Sequence[Mapping[str, Any]]
+) -> dict[tuple[Part, int], float]:
+    """Return the Unix seconds at which the steps and evaluations of lines of ``metrics.jsonl`` were
+    finished.
+    """
+    places = (row.get(name) for row in rows for name in ("step", f"{EVAL}step"))
+    named = [step for step in places if step is not None]
+    if not named:
+        return {}
+    between = (min(named), max(named))
+    found: dict[tuple[Part, int], float] = {}
+    tables: tuple[tuple[Part, str], ...] = (("train", "step"), ("eval", "evaluation"))
+    for part, table in tables:
+        query = f"SELECT step, finished_at FROM {table} WHERE step BETWEEN ? AND ?"
+        found |= {(part, step): at for step, at in store.query(query, between) if at is not None}
+    return found

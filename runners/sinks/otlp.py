@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from conf.sections.observe import OtlpConfig
 from runners.observe.swimlane import without_texts
-from runners.sinks.delivery import Delivery, EntryRefused, SinkError
+from runners.sinks.delivery import Delivery, Ending, EntryRefused, SinkError
 from runners.sinks.rollout_spans import SpanFacts, describe_attempt
 from runners.store.run_store import RunStore
 from runners.trajectory.record import TASK_SET, RolloutRecord
@@ -113,7 +113,7 @@ class SpanSink:
         )
         self._client.send(spans)
 
-    def close(self, ended_well: bool) -> None:
+    def close(self, ending: Ending) -> None:
         """Close the connections."""
         if self._client is not None:
             self._client.close()
@@ -211,5 +211,5 @@ async def open_span_feed(config: OtlpConfig, store: RunStore) -> AsyncIterator[S
     try:
         yield SpanFeed(delivery)
     finally:
-        if missing := await asyncio.to_thread(delivery.close, True):
+        if missing := await asyncio.to_thread(delivery.close, Ending.FINISHED):
             note(missing)

@@ -6,17 +6,19 @@ it. A tracker gets them apart: an evaluation at the step whose weights it measur
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from runners.observe.metrics import finite_numbers
 from runners.processes.atomic_write import atomic_file
 from runners.store.json_text import dumps, loads
 
 EVAL = "eval/"
 Part = Literal["train", "eval"]
+REFUSED_MOST = 1000
+"""Refused entries that are remembered: the file is written anew with each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,11 @@ class StepEntry:
     """Finite numbers, by the names of ``metrics.jsonl``."""
     names: frozenset[str]
     """All names, also of figures of nothing."""
+
+    @property
+    def name(self) -> str:
+        """Name among all entries of a run: ``train 3``."""
+        return f"{self.part} {self.step}"
 
     @property
     def place(self) -> int:
@@ -57,16 +64,9 @@ def split_row(
 def _make(
     part: Part, step: int, row: Mapping[str, Any], finished: Mapping[tuple[Part, int], float]
 ) -> StepEntry:
-    values = dict(_finite(row))
+    axes = ("step", f"{EVAL}step")
+    values = {name: value for name, value in finite_numbers(row).items() if name not in axes}
     return StepEntry(part, step, finished.get((part, step), 0.0), values, frozenset(row))
-
-
-def _finite(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    for name, value in row.items():
-        if name in ("step", f"{EVAL}step") or isinstance(value, bool):
-            continue
-        if isinstance(value, int | float) and math.isfinite(value):
-            yield name, float(value)
 
 
 @dataclass(slots=True)
@@ -80,16 +80,29 @@ class Sent:
     eval: int = -1
     """The last evaluation, by the steps of its policy."""
 
+    refused: list[str] = field(default_factory=list)
+    """The newest entries that it refused, before the last ones: a resumed run sends them again, to
+    a tracker that takes more names, or by a newer agentrl.
+    """
+
     def has(self, entry: StepEntry) -> bool:
-        """Return whether an entry was sent."""
-        return entry.step <= (self.train if entry.part == "train" else self.eval)
+        """Return whether an entry was sent, and not refused."""
+        last = self.train if entry.part == "train" else self.eval
+        return entry.step <= last and entry.name not in self.refused
 
     def add(self, entry: StepEntry) -> None:
         """Note that an entry was sent."""
         if entry.part == "train":
-            self.train = entry.step
+            self.train = max(self.train, entry.step)
         else:
-            self.eval = entry.step
+            self.eval = max(self.eval, entry.step)
+        if entry.name in self.refused:
+            self.refused.remove(entry.name)
+
+    def refuse(self, entry: StepEntry) -> None:
+        """Note that an entry was refused."""
+        self.add(entry)
+        self.refused = [*self.refused, entry.name][-REFUSED_MOST:]
 
 
 def read_sent(path: Path) -> Sent | None:

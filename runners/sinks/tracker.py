@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from runners.sinks.delivery import Ending, EntryRefused
 from runners.sinks.step_entries import Sent, StepEntry, read_sent, write_sent
 
 TRACKERS = "trackers"
@@ -39,7 +40,7 @@ class Tracker(Protocol):
         """Send an entry; raises EntryRefused if it is never taken."""
         ...
 
-    def close(self, ended_well: bool) -> None:
+    def close(self, ending: Ending) -> None:
         """End the run, which a resume opens again; raises what it does if entries may be lost."""
         ...
 
@@ -66,12 +67,20 @@ class TrackerSink:
         """Send an entry, unless the tracker has it."""
         if self._sent.has(entry):
             return
-        self._tracker.log(entry)
+        try:
+            self._tracker.log(entry)
+        except EntryRefused:
+            self._sent.refuse(entry)
+            self._note()
+            raise
         self._sent.add(entry)
+        self._note()
+
+    def _note(self) -> None:
         if self._tracker.keeps_at_once:
             write_sent(self._file, self._sent)
 
-    def close(self, ended_well: bool) -> None:
+    def close(self, ending: Ending) -> None:
         """End the tracker's run."""
-        self._tracker.close(ended_well)
+        self._tracker.close(ending)
         write_sent(self._file, self._sent)

@@ -10,12 +10,14 @@ import secrets
 from typing import Any
 
 from conf.sections.observe import WandbConfig
-from runners.sinks.delivery import CLOSE_S
+from runners.sinks.delivery import CLOSE_S, Ending
 from runners.sinks.step_entries import StepEntry
 from runners.sinks.tracker import TrackedRun
 
 INIT_S = 30.0
 """Time to begin a run; then it is tried again."""
+EXIT_CODES = {Ending.FINISHED: 0, Ending.STOPPED: 255, Ending.FAILED: 1}
+"""W&B's own hook reports 255 for ctrl-C, and 1 for an exception."""
 
 
 class WandbTracker:
@@ -66,8 +68,8 @@ class WandbTracker:
         """Hand a row to W&B's own process, which uploads it."""
         self._run.log({"step": entry.step, **entry.values}, step=entry.place, commit=True)
 
-    def close(self, ended_well: bool) -> None:
+    def close(self, ending: Ending) -> None:
         """Finish the run; raises TimeoutError if rows are not uploaded after a while, which stay in
         its files.
         """
-        self._run.finish(exit_code=0 if ended_well else 1)
+        self._run.finish(exit_code=EXIT_CODES[ending])

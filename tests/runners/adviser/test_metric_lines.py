@@ -14,6 +14,7 @@ from runners.adviser.metric_lines import LATE_STEPS, STALENESS, MetricLines
 from runners.observe.metrics import MetricsWriter
 from runners.store.json_text import loads
 from runners.store.run_store import RunStore
+from runners.store.store_error import StoreError
 from tests.fakes.illnesses import ILLNESSES, infect
 from tests.fakes.recorded_runs import healthy_runs
 from tests.fakes.records import CONFIG, a_rollout
@@ -103,6 +104,20 @@ def test_steps_that_can_change_no_more_are_not_judged_again(tmp_path: Path) -> N
         store.database.execute("UPDATE rollout SET code = 'infra.model' WHERE step < 4")
         finish(store, dice, 31, "policy.finished")
         assert lines.read()[:30] == known != MetricLines(store).read()[:30]
+
+
+def test_a_step_that_is_finished_very_late_has_its_line(tmp_path: Path) -> None:
+    dice = random.Random(0)
+    with RunStore.create(tmp_path / "run", CONFIG) as store:
+        lines = MetricLines(store)
+        for step in (1, *range(3, 40)):
+            finish(store, dice, step)
+            lines.read()
+        with pytest.raises(StoreError, match="has no finished step 2"):
+            lines.read_step(2)
+        finish(store, dice, 2)
+        assert lines.read_step(2) == MetricLines(store).read()[1]
+        assert lines.read() == MetricLines(store).read()
 
 
 def test_an_outcome_of_a_newer_version_is_of_its_class(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
-from runners.sinks.delivery import Delivery, EntryRefused
+from runners.sinks.delivery import Delivery, Ending, EntryRefused
 
 QUICK = (0.0,)
 
@@ -21,7 +21,7 @@ class Service:
     """It answers nothing until this is set."""
     got: list[int] = field(default_factory=list)
     opened: int = 0
-    ended: list[bool] = field(default_factory=list)
+    ended: list[Ending] = field(default_factory=list)
 
     def open(self) -> None:
         self.opened += 1
@@ -36,8 +36,8 @@ class Service:
             raise ConnectionError("nobody listens")
         self.got.append(entry)
 
-    def close(self, ended_well: bool) -> None:
-        self.ended.append(ended_well)
+    def close(self, ending: Ending) -> None:
+        self.ended.append(ending)
 
 
 def test_a_service_that_was_away_gets_everything_in_order_and_one_warning_is_given() -> None:
@@ -47,9 +47,9 @@ def test_a_service_that_was_away_gets_everything_in_order_and_one_warning_is_giv
         delivery.add(entry)
     while len(service.got) < 50:
         threading.Event().wait(0.001)
-    assert delivery.close(True) == ""
+    assert delivery.close(Ending.FINISHED) == ""
     assert service.got == list(range(50))
-    assert (service.opened, service.ended) == (1, [True])
+    assert (service.opened, service.ended) == (1, [Ending.FINISHED])
     assert told == ["there fails, the run goes on: ConnectionError: nobody listens"]
 
 
@@ -58,9 +58,9 @@ def test_what_is_refused_is_counted_and_not_sent_again() -> None:
     delivery = Delivery("there", service, told.append, pauses_s=QUICK)
     for entry in range(5):
         delivery.add(entry)
-    assert delivery.close(False) == "there: 2 entries were not delivered"
+    assert delivery.close(Ending.STOPPED) == "there: 2 entries were not delivered"
     assert service.got == [0, 2, 4]
-    assert service.ended == [False]
+    assert service.ended == [Ending.STOPPED]
     assert len(told) == 1
 
 
@@ -69,10 +69,12 @@ def test_a_service_that_hangs_holds_up_nobody_and_costs_the_oldest_entries() -> 
     delivery = Delivery("there", service, lambda text: None, most=10, pauses_s=QUICK)
     for entry in range(100):  # returns at once, though nothing is taken
         delivery.add(entry)
-    assert delivery.close(True, deadline_s=0.05) == "there: 100 entries were not delivered"
+    assert (
+        delivery.close(Ending.FINISHED, deadline_s=0.05) == "there: 100 entries were not delivered"
+    )
     assert service.hangs is not None
     service.hangs.set()
-    delivery.close(True)
+    delivery.close(Ending.FINISHED)
     # the one in flight when newer ones came is sent all the same, and then it is not lost
     assert [entry for entry in service.got if entry >= 90] == list(range(90, 100))
     assert delivery.lost == 100 - len(service.got) >= 89
@@ -84,6 +86,6 @@ def test_a_service_that_is_down_at_the_end_is_tried_once_more() -> None:
     delivery.add(1)
     while service.fails == 10**9:
         threading.Event().wait(0.001)
-    assert delivery.close(True) == "there: 1 entries were not delivered"
+    assert delivery.close(Ending.FINISHED) == "there: 1 entries were not delivered"
     assert service.fails == 10**9 - 2
-    assert service.ended == [True]
+    assert service.ended == [Ending.FINISHED]

@@ -8,6 +8,7 @@ import os
 import signal
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,10 @@ import pytest
 from conf.compose import compose
 from conf.errors import ConfigError
 from runners.sinks import libraries
-from runners.sinks.delivery import CLOSE_S
+from runners.sinks.delivery import CLOSE_S, Ending, EntryRefused
 from runners.sinks.libraries import find_sink_errors
 from runners.sinks.mlflow_tracker import name_metrics
-from runners.sinks.open_trackers import TrackerFeed, make_trackers
+from runners.sinks.open_trackers import TrackerFeed, make_trackers, read_finished
 from runners.sinks.step_entries import Sent, StepEntry, read_sent, split_row
 from runners.sinks.tracker import TRACKERS, TrackedRun, TrackerSink
 from runners.sinks.wandb_tracker import WandbTracker
@@ -47,7 +48,9 @@ def finish_step(store: RunStore, step: int, measured: float | None = None) -> li
     return rows + store.metric_rows(step)
 
 
-async def execute(run_dir: Path, settings: list[str], steps: range, ended_well: bool) -> list[str]:
+async def execute(
+    run_dir: Path, settings: list[str], steps: range, ending: Ending = Ending.FINISHED
+) -> list[str]:
     """Track some steps as an execution of the run does; return what it was told."""
     config, told = compose(settings), list[str]()
     store = (
@@ -62,7 +65,7 @@ async def execute(run_dir: Path, settings: list[str], steps: range, ended_well: 
         feed.add(store.metric_rows())
         for step in steps:
             feed.add(finish_step(store, step, 0.5 if step % 2 == 0 else None))
-        await feed.close(ended_well)
+        await feed.close(ending)
         await asyncio.sleep(0)
     return told
 
@@ -103,8 +106,8 @@ def read_wandb(folder: Path) -> list[dict[str, Any]]:
 async def test_wandb_goes_on_with_the_same_run_and_has_each_step_once(run_dir: Path) -> None:
     pytest.importorskip("wandb")
     settings = ["observe.wandb.project=mine", "observe.wandb.mode=offline"]
-    assert await execute(run_dir, settings, range(1, 4), ended_well=False) == []
-    assert await execute(run_dir, settings, range(4, 6), ended_well=True) == []
+    assert await execute(run_dir, settings, range(1, 4), Ending.STOPPED) == []
+    assert await execute(run_dir, settings, range(4, 6)) == []
     rows = read_wandb(run_dir / "trackers")
     assert len({row["run"] for row in rows}) == 1
     assert [row["_step"] for row in rows] == [1, 2, 4, 5, 6, 8, 9, 10]
@@ -122,7 +125,7 @@ async def test_a_long_run_that_begins_to_be_tracked_late_is_sent_whole(run_dir: 
     with RunStore.create(run_dir, config.model_dump(mode="json")) as store:
         feed = TrackerFeed(config, store, told.append)
         feed.add({"step": step, "loss/policy": 0.5} for step in range(1, 2501))
-        await feed.close(ended_well=True)
+        await feed.close(Ending.FINISHED)
     assert told == []
     assert [row["step"] for row in read_wandb(run_dir / "trackers")] == list(range(1, 2501))
 
@@ -151,7 +154,7 @@ async def test_wandb_gets_again_what_its_process_lost_with_a_run_that_was_killed
     killed.start()
     await asyncio.to_thread(killed.join)
     assert killed.exitcode == -signal.SIGKILL
-    assert await execute(run_dir, settings, range(3, 4), ended_well=True) == []
+    assert await execute(run_dir, settings, range(3, 4)) == []
     rows = read_wandb(run_dir / "trackers")
     assert len({row["run"] for row in rows}) == 1
     assert {row["step"] for row in rows} == {1, 2, 3}
@@ -168,7 +171,7 @@ class TrackerThatEndsLate:
     def log(self, entry: StepEntry) -> None:
         pass
 
-    def close(self, ended_well: bool) -> None:
+    def close(self, ending: Ending) -> None:
         raise TimeoutError("Timed out finishing run.")
 
 
@@ -177,8 +180,73 @@ def test_what_a_tracker_may_have_lost_at_its_end_is_not_noted_as_sent(tmp_path: 
     sink.open()
     sink.take(StepEntry("train", 1, 0.0, {}, frozenset()))
     with pytest.raises(TimeoutError):
-        sink.close(ended_well=True)
+        sink.close(Ending.FINISHED)
     assert read_sent(tmp_path / "wandb.json") == Sent("one")
+
+
+class TrackerOfFewNames:
+    """Keeps what it takes; refuses figures of some name as long as it is not told otherwise."""
+
+    keeps_at_once = True
+
+    def __init__(self, refused: str | None) -> None:
+        self.refused = refused
+        self.got: list[str] = []
+
+    def open(self, run_id: str | None) -> str:
+        return run_id or "one"
+
+    def log(self, entry: StepEntry) -> None:
+        if self.refused in entry.values:
+            raise EntryRefused(entry.name)
+        self.got.append(entry.name)
+
+    def close(self, ending: Ending) -> None:
+        pass
+
+
+def track(tracker: TrackerOfFewNames, file: Path, entries: list[StepEntry]) -> None:
+    sink = TrackerSink(tracker, file)
+    sink.open()
+    for entry in entries:
+        with suppress(EntryRefused):
+            sink.take(entry)
+    sink.close(Ending.STOPPED)
+
+
+def test_what_a_tracker_refused_is_sent_again_by_a_resumed_run_only(tmp_path: Path) -> None:
+    file, names = tmp_path / "mlflow.json", frozenset({"odd"})
+    entries = [
+        StepEntry("train", step, 0.0, {"odd": 1.0} if step == 2 else {}, names)
+        for step in range(1, 5)
+    ]
+    first, second, third = (TrackerOfFewNames(each) for each in ("odd", "odd", None))
+    track(first, file, entries)
+    assert first.got == ["train 1", "train 3", "train 4"]
+    assert read_sent(file) == Sent("one", train=4, refused=["train 2"])
+    track(second, file, entries)
+    assert second.got == []
+    track(third, file, entries)
+    assert third.got == ["train 2"]
+    assert read_sent(file) == Sent("one", train=4)
+
+
+def test_a_feed_gives_a_resumed_run_s_tracker_what_it_refused(run_dir: Path) -> None:
+    sent = Sent("one", train=3, eval=2, refused=["train 2"])
+    row = {"step": 2, "eval/step": 2, "eval/solve_rate": 0.5}
+    assert [each.name for each in split_row(row, {}) if not sent.has(each)] == ["train 2"]
+
+
+def test_times_are_read_of_the_rows_that_are_sent(run_dir: Path) -> None:
+    with RunStore.create(run_dir, compose([]).model_dump(mode="json")) as store:
+        store.finish_evaluation(0, {"solve_rate": 0.25})
+        for step in range(1, 5):
+            finish_step(store, step, 0.5 if step == 4 else None)
+        assert set(read_finished(store, [])) == set()
+        assert set(read_finished(store, store.metric_rows(4))) == {("train", 4), ("eval", 4)}
+        known = read_finished(store, store.metric_rows())
+        assert set(known) == {*(("train", s) for s in range(1, 5)), ("eval", 0), ("eval", 4)}
+        assert all(at > 1e9 for at in known.values())
 
 
 def test_wandb_is_told_to_raise_when_it_does_not_finish_in_time(run_dir: Path) -> None:
@@ -188,7 +256,7 @@ def test_wandb_is_told_to_raise_when_it_does_not_finish_in_time(run_dir: Path) -
     tracker = WandbTracker(config.observe.wandb, run)
     tracker.open(None)
     settings = tracker._run.settings
-    tracker.close(ended_well=True)
+    tracker.close(Ending.FINISHED)
     assert (settings.finish_timeout, settings.finish_timeout_raises) == (CLOSE_S, True)
 
 
@@ -205,13 +273,13 @@ async def test_mlflow_goes_on_with_the_same_run_and_has_each_step_once(
     from mlflow.tracking import MlflowClient
 
     settings = [f"observe.mlflow.uri={store_of_files}", "observe.mlflow.experiment=mine"]
-    assert await execute(run_dir, settings, range(1, 4), ended_well=False) == []
+    assert await execute(run_dir, settings, range(1, 4), Ending.STOPPED) == []
     client = MlflowClient(tracking_uri=store_of_files)
     experiment = client.get_experiment_by_name("mine")
     assert experiment is not None
     [run] = client.search_runs([experiment.experiment_id])
-    assert (run.info.status, run.info.run_name) == ("FAILED", "first-run")
-    assert await execute(run_dir, settings, range(4, 6), ended_well=True) == []
+    assert (run.info.status, run.info.run_name) == ("KILLED", "first-run")
+    assert await execute(run_dir, settings, range(4, 6)) == []
     [run] = client.search_runs([experiment.experiment_id])
     assert run.info.status == "FINISHED"
     assert run.data.params["trainer.kind"] == "local"
@@ -234,13 +302,13 @@ async def test_a_tracker_that_is_away_is_named_once_and_gets_its_steps_after_a_r
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "2")
     away = ["observe.mlflow.uri=http://127.0.0.1:9"]
-    told = await execute(run_dir, away, range(1, 4), ended_well=True)
+    told = await execute(run_dir, away, range(1, 4))
     assert "mlflow fails, the run goes on: MlflowException" in told[0]
     assert told[1:] == [
         "mlflow: 5 entries were not delivered; a resumed run sends the steps that are missing"
     ]
     back = [f"observe.mlflow.uri={store_of_files}"]
-    assert await execute(run_dir, back, range(4, 5), ended_well=True) == []
+    assert await execute(run_dir, back, range(4, 5)) == []
     client = MlflowClient(tracking_uri=store_of_files)
     [run] = client.search_runs([e.experiment_id for e in client.search_experiments()])
     history = client.get_metric_history(run.info.run_id, "loss/policy")
