@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import signal
 import sys
@@ -17,18 +16,13 @@ import uvloop
 
 from conf.errors import AgentrlError
 from runners.diagnostics.diagnostics import install_diagnostics
+from runners.gateway.garbage import COLLECTOR
 from runners.gateway.replicas.serve import serve_replicas
 from runners.gateway.service import NO_HOOKS, GatewayHooks, serve
 from runners.gateway.settings import GatewaySettings
 from runners.processes.service import announce, receive_settings, wait_for_parent_exit
 
 _log = logging.getLogger(__name__)
-
-COLLECTIONS = (700, 10, 100)
-"""Thresholds of the garbage collector (``gc.set_threshold``). The last is ten times Python's: a
-full collection walks through all that the sessions hold, 80 ms of 1,000 sessions with four turns
-each, and nearly nothing needs one: what a failed turn's traceback holds.
-"""
 
 SWITCH_S = 0.0005
 """Time after which a busy loop lets the turn log's thread go on, which asks for the interpreter
@@ -72,9 +66,7 @@ def announce_frozen(info: dict[str, Any]) -> None:
     """Announce the service, after all that is imported by now was taken from the garbage collector:
     to walk through it again and again would hold up the loop for 0.1 s each time.
     """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*COLLECTIONS)
+    COLLECTOR.bound_pauses()
     announce(info)
 
 

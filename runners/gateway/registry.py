@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from runners.gateway.admin_bodies import FinishRequest, SessionRequest
+from runners.gateway.garbage import COLLECTOR
 from runners.gateway.monitoring.counts import GatewayCounts
 from runners.gateway.refusal import RefusalKind, Refused
 from runners.gateway.session import Session, SessionServices
@@ -198,6 +199,8 @@ class SessionRegistry:
         self._by_key.pop(entry.key, None)
         self._by_id.pop(entry.session.id, None)
         self._creations.pop(entry.idempotency_key, None)
+        if not self._by_id:
+            COLLECTOR.collect_rest()
 
     async def finish(self, session_id: str, ending: FinishRequest) -> dict[str, Any]:
         """End a session's turns; return its ``stats`` and, if asked for, its ``segments``; and its
