@@ -191,7 +191,7 @@ def _build_costs(runs: Sequence[Mapping[str, Any]]) -> Element:
         if any(run["cost"][key] is not None for run in runs):
             prices = [run["cost"][key] for run in runs]
             rows.append([name, *(UNKNOWN if x is None else format_price(x) for x in prices)])
-    columns = ["", *name_columns(runs)]
+    columns: list[Child] = ["", *name_columns(runs)]
     return make_section("Cost", make_table(columns, rows, numbers=range(1, len(columns))))
 
 
@@ -215,5 +215,5 @@ def _build_differences(
         ]
         for key, values in differences.items()
     ]
-    columns = ["key", *name_columns(runs)]
+    columns: list[Child] = ["key", *name_columns(runs)]
     return make_section("Different keys", make_table(columns, rows))

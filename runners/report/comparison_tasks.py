@@ -81,7 +81,10 @@ def _flips(
         for name in names
     ]
     title = f"{what.capitalize()} by {pair['run']}: {len(names):,}"
-    columns = ["task", *name_columns([{"label": pair["against"]}, {"label": pair["run"]}])]
+    columns: list[Child] = [
+        "task",
+        *name_columns([{"label": pair["against"]}, {"label": pair["run"]}]),
+    ]
     table = make_table(columns, rows, numbers=(1, 2))
     folded = make_details(title, table)
     if len(names) <= _FEW:
@@ -108,7 +111,10 @@ def build_tasks(
                 *(cell for each in counts for cell in _task_cells(each)),
             ]
         )
-    columns = ["task", *(text for name in name_columns(runs) for text in (name, "95 %"))]
+    columns: list[Child] = [
+        "task",
+        *(text for name in name_columns(runs) for text in (name, "95 %")),
+    ]
     table = make_table(columns, rows, numbers=range(1, len(columns)))
     more = list_more(len(tasks) - _TASKS, "compare --json has all")
     return make_section("Tasks", make_details(f"{len(tasks):,} tasks", table, more))

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from runners.report.comparison import compare_runs
-from runners.report.comparison_page import COLOURS, render_comparison_page, write_comparison
+from runners.report.comparison_page import render_comparison_page, write_comparison
+from runners.report.comparison_tasks import COLOURS
 from runners.report.page import write_report
 from runners.store.json_text import clean_text
 from runners.store.run_state import State
@@ -17,10 +18,10 @@ from tests.fakes.hostile import TEXTS
 from tests.fakes.records import CONFIG, a_rollout
 from tests.runners.report.pages import Page
 
-PRICES = {"observe": {"prices": {"sandbox_hour": 2.0, "gpu_hour": 1.0}}}
+PRICES: dict[str, Any] = {"observe": {"prices": {"sandbox_hour": 2.0, "gpu_hour": 1.0}}}
 
 
-def make_run(run_dir: Path, solved: dict[str, bool], steps: int = 2, **config: Any) -> Path:
+def make_run(run_dir: Path, solved: dict[str, bool], *, steps: int = 2, **config: Any) -> Path:
     """Write a campaign that was evaluated before and after its steps."""
     with RunStore.create(run_dir, CONFIG | config) as store:
         for step in (0, steps):
