@@ -23,6 +23,7 @@ _COLUMNS = {
     "run h": "run_hours",
     "GPU h": "gpu_hours",
     "sandbox h": "sandbox_hours",
+    "CPU h": "cpu_hours",
     "prompt": "prompt_tokens",
     "sampled": "sampled_tokens",
     "price": "total",

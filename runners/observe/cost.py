@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from runners.sandboxes.cpu_time import CPU_S
 from runners.store.run_store import RunStore
 from runners.store.session_tables import SAMPLED_TOKENS
 from runners.trajectory.outcome import TEARDOWN, Stage
@@ -33,6 +34,7 @@ ITEMS = (
     Item("hours of the run", "run_hours"),
     Item("GPU hours", "gpu_hours", "gpu_hour"),
     Item("sandbox hours", "sandbox_hours", "sandbox_hour"),
+    Item("CPU hours in them", "cpu_hours"),
     Item("prompt tokens", "prompt_tokens", "input_token_million", MILLION),
     Item("sampled tokens", "sampled_tokens", "output_token_million", MILLION),
 )
@@ -48,6 +50,10 @@ class Cost:
     """Of the GPUs that a job holds, or the local trainer is given; None: none is known."""
     sandbox_hours: float
     """In which attempts held a sandbox."""
+    cpu_hours: float | None
+    """Of processors, that commands in these used, as far as it was measured; None: nowhere."""
+    cpu_attempts: tuple[int, int]
+    """Attempts whose CPU time was measured, and all that held a sandbox."""
     prompt_tokens: int
     """Of stored turns, what the engine had cached included."""
     sampled_tokens: int
@@ -98,9 +104,11 @@ def format_amount(amount: float | None) -> str:
 def read_cost(store: RunStore, config: dict[str, Any], wall_s: float) -> Cost:
     """Return the cost of a run whose driver ran for ``wall_s`` seconds; raises StoreError."""
     held = " + ".join(f"coalesce(json_extract(timings, '$.{stage}'), 0)" for stage in HELD)
-    ((seconds, solved),) = store.query(
-        f"SELECT coalesce(sum({held}), 0), count(DISTINCT CASE WHEN counts AND solved THEN task_id "
-        "END) FROM rollout"
+    ((seconds, holders, solved, cpu_s, measured),) = store.query(
+        f"SELECT coalesce(sum(held), 0), count(CASE WHEN held > 0 THEN 1 END), count(DISTINCT "
+        "CASE WHEN counts AND solved THEN task_id END), sum(cpu_s), count(cpu_s) FROM "
+        f"(SELECT {held} AS held, json_extract(extra, '$.{CPU_S}') AS cpu_s, counts, solved, "
+        "task_id FROM rollout)"
     )
     ((prompts, sampled),) = store.query(
         "SELECT coalesce(sum(json_extract(usage, '$.prompt_tokens')), 0), "
@@ -112,6 +120,8 @@ def read_cost(store: RunStore, config: dict[str, Any], wall_s: float) -> Cost:
         run_hours=hours,
         gpu_hours=hours * gpus if gpus else None,
         sandbox_hours=seconds / HOUR_S,
+        cpu_hours=None if cpu_s is None else cpu_s / HOUR_S,
+        cpu_attempts=(measured, max(holders, measured)),
         prompt_tokens=prompts,
         sampled_tokens=sampled,
         tasks_solved=solved,

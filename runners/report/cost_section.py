@@ -30,5 +30,10 @@ def build_cost(cost: Cost) -> Element:
         note += " With observe.prices it says what that costs."
     if cost.gpu_hours is None:
         note += " GPUs are counted of a job, and with trainer.device=cuda."
+    measured, held = cost.cpu_attempts
+    if held and not measured:
+        note += " CPU time is measured in local sandboxes only."
+    elif measured < held:
+        note += f" CPU time was measured in {measured:,} of {held:,} attempts."
     table = make_table(["", "used", "price"], rows, numbers=(1, 2))
     return make_section("Cost", table, make("p", note, class_="dim"))

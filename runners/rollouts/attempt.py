@@ -32,6 +32,7 @@ from runners.rollouts.context import AttemptContext, AttemptResult, Execute
 from runners.rollouts.reward import RolloutReward
 from runners.rollouts.spec import RolloutSpec
 from runners.sandboxes.contract import EGRESS, KilledError, OversizedError, Sandbox
+from runners.sandboxes.cpu_time import CPU_S, CpuMeter, measure_cpu_time
 from runners.store.store_error import StoreError
 from runners.tasks.capture_limits import make_refused_patch
 from runners.tasks.contract import HarborVerifier, Patch, Verdict, VerdictKind
@@ -106,6 +107,7 @@ class Attempt:
         self._summary = SessionSummary()
         self._extra: dict[str, Any] = {}
         self._progress: AttemptProgress
+        self._cpu = CpuMeter()
 
     async def run(self) -> AttemptResult:
         """Run it to its end and return its record.
@@ -114,7 +116,10 @@ class Attempt:
         cancelled, after the record is stored.
         """
         started = time.monotonic()
-        with self._context.watch.attempt(self._session_id) as self._progress:
+        with (
+            self._context.watch.attempt(self._session_id) as self._progress,
+            measure_cpu_time() as self._cpu,
+        ):
             try:
                 outcome = await self._run_guarded()
             except asyncio.CancelledError:
@@ -433,6 +438,7 @@ class Attempt:
         if verdict is not None:
             record = with_reward(record, self._reward)
         patch = encode_patch_extra(self._patch) if self._patch else {}
+        cpu = {} if self._cpu.seconds is None else {CPU_S: round(self._cpu.seconds, 2)}
         return replace(
             record,
             solved=solved,
@@ -440,7 +446,7 @@ class Attempt:
             patch=encode_patch_text(self._patch) if self._patch else "",
             verdict=verdict_to_dict(self._verdict),
             timings=dict(self._timings),
-            extra=record.extra | self._extra | patch,
+            extra=record.extra | self._extra | patch | cpu,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ import pytest
 
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
+from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
 from tests.cli.conftest import Agentrl
-from tests.fakes.records import CONFIG, a_rollout
+from tests.fakes.records import CONFIG, a_rollout, example_run
 
 Golden = Callable[[str, str], None]
 
@@ -58,3 +60,29 @@ def test_the_status_of_an_evaluation_shows_pass_at_k(agentrl: Agentrl, tmp_path:
     assert "75.0% (30.1% to 95.4%, 4 tasks)" in agentrl("status", str(run)).stdout
     [passed] = json.loads(agentrl("status", str(run), "--json").stdout)["passes"]
     assert (passed["k"], passed["value"], passed["tasks"]) == (1, 0.75, 4)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_status_fits_the_terminal(
+    agentrl: Agentrl,
+    tmp_path: Path,
+    golden: Golden,
+    monkeypatch: pytest.MonkeyPatch,
+    width: int,
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    campaign = example_run(tmp_path / "20260101-120000-linear")
+    name = "a-task-with-a-name-that-is-longer-than-the-terminal-is-wide-" * 3
+    accused = Outcome(OutcomeCode.POLICY_TAMPERED, Stage.GRADE, f"canary: {name}")
+    campaign.put_rollout(a_rollout("train-000001-00-07", outcome=accused, solved=False))
+    campaign.close()
+    measured = evaluate(
+        tmp_path / "20260101-130000-bugfix", [True, True, True, False], benchmark="bugfix"
+    )
+    shown = agentrl("status", str(tmp_path / "20260101-120000-linear")).stdout
+    shown += agentrl("status", str(measured)).stdout
+    assert max(map(len, shown.splitlines())) <= width
+    for part in ("GPU hours", "not known", "pass@1", "75.0% (30.1% to 95.4%, 4 tasks)"):
+        assert part in shown
+    ago = re.compile(r"\d+:\d\d ago")
+    golden(f"status-{width}.txt", ago.sub("0:00 ago", shown))

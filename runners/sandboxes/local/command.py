@@ -23,6 +23,7 @@ from runners.sandboxes.contract import (
     SandboxError,
     join_output,
 )
+from runners.sandboxes.cpu_time import add_cpu_time, read_cpu_time, read_tree_cpu_time
 from runners.sandboxes.local.launch import END_S, Launcher
 
 PIPE_BYTES = 65536
@@ -156,11 +157,14 @@ class _CommandRun:
     async def finish(self) -> None:
         """Kill what is left, read what was written, close everything."""
         launcher = self._launcher
+        pid = launcher.popen.pid
+        used = 0.0 if self._exited.is_set() else read_tree_cpu_time(pid)
         launcher.kill()
         if not await self._wait_exit(END_S):
             launcher.kill_group()
             await self._wait_exit(END_S)
         launcher.kill_group()
+        add_cpu_time(max(used, read_cpu_time(pid) or 0.0) or None)
         launcher.popen.poll()  # reaps it, so that no zombie is left
         if not launcher.namespaced:
             with contextlib.suppress(TimeoutError):

@@ -12,6 +12,7 @@ from conf.compose import compose
 from runners.observe.cost import count_gpus, read_cost
 from runners.report.comparison import compare_runs
 from runners.report.page import render_report
+from runners.sandboxes.cpu_time import CPU_S
 from runners.store.run_store import RunStore
 from tests.fakes.records import a_rollout, write_session
 
@@ -53,6 +54,22 @@ def test_all_attempts_count_and_only_what_has_a_price_is_priced(tmp_path: Path) 
     )
     assert cost.total == cost.per_solved_task == pytest.approx(3.0 + tokens)
     assert "for each of 1 solved tasks" in page
+
+
+def test_cpu_hours_are_those_that_were_measured(tmp_path: Path) -> None:
+    with make_run(tmp_path / "run", []) as store:
+        unknown = read_cost(store, store.config(), wall_s=3600.0)
+        page = render_report(store, tmp_path / "report.html")
+        measured = a_rollout("train-000001-02-00", extra={CPU_S: 1800.0})
+        store.put_rollout(measured)
+        store.put_rollout(replace(measured, rollout_id="train-000001-02-01", session_id="s2"))
+        known = read_cost(store, store.config(), wall_s=3600.0)
+        later = render_report(store, tmp_path / "report.html")
+    assert (unknown.cpu_hours, unknown.cpu_attempts) == (None, (0, 3))
+    assert "measured in local sandboxes only" in page
+    assert ("CPU hours in them", "not known") in list(unknown.describe())
+    assert (known.cpu_hours, known.cpu_attempts) == (1.0, (2, 5))
+    assert "CPU time was measured in 2 of 5 attempts." in later
 
 
 def test_a_run_without_prices_says_what_it_used(tmp_path: Path) -> None:
