@@ -27,6 +27,7 @@ from runners.campaign.overlap.recorded import RecordedSchedule
 from runners.campaign.overlap.run_schedule import RunSchedule
 from runners.campaign.overlap.steps import OverlappedSteps
 from runners.campaign.result import summarize_evaluation
+from runners.campaign.routing_retention import delete_old_routing
 from runners.campaign.sampler import StepSampler
 from runners.campaign.schedule import count_supervised, evaluation_batch, evaluation_due
 from runners.campaign.step_training import StepTraining
@@ -98,6 +99,7 @@ class Campaign:
             routing=routing,
             progress=progress,
             begin_phase=self._begin_phase,
+            saved=partial(delete_old_routing, config, store),
         )
         self._overlapping = False
         self._sinks = SinkFeed(config.observe.sinks, self._note_sink_failure)

@@ -7,7 +7,7 @@ its row is written, so that the row can be entered from it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from conf.schema import Config
 from conf.sections.training import LocalTrainerConfig
 from conf.task_sets import name_sets
-from runners.campaign.routing_retention import delete_old_routing
 from runners.campaign.schedule import count_supervised
 from runners.campaign.teaching import add_teacher_logprobs
 from runners.concurrency.daemon_thread import run_in_daemon
@@ -51,7 +50,11 @@ class StepTraining:
         routing: RoutingShape | None,
         progress: Progress,
         begin_phase: Callable[[str], None],
+        saved: Callable[[int], Awaitable[None]],
     ) -> None:
+        """Keep what training needs; ``saved`` is called with the number of steps of a checkpoint
+        when it and its step are durable.
+        """
         self._config = config
         self._store = store
         self._trainer = trainer
@@ -61,6 +64,7 @@ class StepTraining:
         self._routing = routing
         self._progress = progress
         self._begin_phase = begin_phase
+        self._saved = saved
 
     def is_supervised(self, step: int) -> bool:
         """Return whether a step trains on examples instead of rollouts."""
@@ -116,7 +120,7 @@ class StepTraining:
             tokenizer=self._tokenizer,
         )
         self._store.finish_step(step, metrics)
-        await delete_old_routing(self._config, self._store, saved.step)
+        await self._saved(saved.step)
         return saved
 
     def find_best(self) -> checkpoint.Checkpoint | None:
