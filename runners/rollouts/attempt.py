@@ -354,6 +354,8 @@ class Attempt:
             code = OutcomeCode.POLICY_REQUEST_LIMITS
         elif unanswered and session["failed_service"] is not None:
             code = _FAILED_SERVICE[session["failed_service"]]
+            if not message.strip():  # A program that is ended at its deadline prints nothing.
+                message = f"the {session['failed_service']} failed on the agent's last request"
         elif not self._summary.turns and ended_by_policy:
             code, message = (
                 OutcomeCode.INFRA_HARNESS,

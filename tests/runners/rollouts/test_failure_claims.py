@@ -148,6 +148,21 @@ async def test_an_engine_that_fails_from_the_first_request_on_is_no_wall(
     assert (record.outcome.code, record.turns) == (MODEL, 0)
 
 
+class SilentAgent(ClaimingAgent):
+    """A program that is ended before it prints anything."""
+
+    async def run(self, sandbox: Sandbox, context: HarnessContext) -> HarnessResult:
+        """End with the claim and no output."""
+        return replace(await super().run(sandbox, context), output="\n")
+
+
+async def test_an_outcome_names_the_failed_service_where_the_program_printed_nothing(
+    tmp_path: Path, task: Task
+) -> None:
+    record = await end_of(tmp_path, task, SilentAgent(WALL, ""), [BROKEN])
+    assert record.outcome.message == "the engine failed on the agent's last request"
+
+
 @pytest.mark.parametrize("claim", [FINISHED, OutcomeCode.BUDGET_TURNS])
 async def test_an_end_of_the_policys_own_stays_one(
     tmp_path: Path, task: Task, claim: OutcomeCode
