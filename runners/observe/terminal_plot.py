@@ -78,8 +78,8 @@ def _frame(
         text.append("\n")
     text.append(f"{'':>{_LABEL}}└{'─' * columns}\n{'':>{_LABEL}} ", AXIS)
     first, middle, last = "0", str(steps // 2) if steps > 1 else "", str(steps)
-    half = columns // 2
-    text.append(f"{first:<{half}}{middle:<{max(columns - half - len(last), 0)}}{last}", AXIS)
+    at = round(steps // 2 / max(steps, 1) * (columns - 1))  # where its points are drawn
+    text.append(f"{first:<{at}}{middle:<{max(columns - at - len(last), 0)}}{last}", AXIS)
     return text
 
 

@@ -146,6 +146,11 @@ def test_a_point_is_marked_at_its_rate() -> None:
     assert [row.count("◆") for row in rows].count(1) == 2
 
 
+def test_the_middle_of_the_axis_stands_below_its_point() -> None:
+    rows = plot_rates([], [(1, 0.0)], steps=3, width=46, height=12).plain.splitlines()
+    assert rows[9].index("◆") == rows[11].index("1")
+
+
 def test_rates_out_of_range_stay_inside_the_plot() -> None:
     rows = plot_rates([(0, -3.0), (99, 7.0)], [], steps=10, width=46, height=8).plain.splitlines()
     assert len(rows) == 8
