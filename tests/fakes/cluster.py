@@ -15,7 +15,7 @@ from launch.job_files import write_job
 from launch.plan import plan_job
 from runners.processes.ports import free_port
 from runners.testing.tiny_tokenizer import write_tiny_tokenizer
-from tests.fakes.cluster_config import LAUNCHERS, a_config
+from tests.fakes.cluster_config import a_config, job_lines
 
 REPOSITORY = Path(__file__).parents[2]
 BIN = Path(__file__).with_name("bin")
@@ -86,16 +86,14 @@ class Cluster:
         shared = self.root / "shared"
         own = {"ssh": [f"launch.hosts_file={self.root / 'hosts'}"], "ray": ["launch.head=head"]}
         return [
-            *("trainer=slime", f"launch={launch}", f"launch.shared_dir={shared}"),
-            *("model=qwen3_30b_a3b", f"model.path={shared / 'weights'}"),
-            *("task=jsonl", f"task.path={shared / 'tasks.jsonl'}", "launch.join_s=600"),
+            *job_lines(shared, launch, *own.get(launch, ())),
+            "launch.join_s=600",
             *(f"launch.slime_dir={self.root / 'slime'}", "launch.free_disk_gb=1"),
             *(f"launch.python={BIN / 'node-python'}", "launch.secrets=[E2B_API_KEY]"),
             *(
                 f"launch.ray_port={free_port('127.0.0.1')}",
                 f"launch.dashboard_port={free_port('127.0.0.1')}",
             ),
-            *own.get(launch, LAUNCHERS[launch]),
             *more,
         ]
 

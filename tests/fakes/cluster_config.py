@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import get_args
 
 from conf.compose import compose
@@ -19,13 +20,23 @@ LAUNCHERS = {
 SCENARIOS = ("linear", "subagent", "compact", "mixed")
 
 
+def job_lines(shared: Path | str, launch: str, *own: str) -> list[str]:
+    """Return the lines of a job whose checkpoint and tasks lie in a directory that all nodes share;
+    ``own``: what its launcher needs, by default ``LAUNCHERS``'.
+    """
+    return [
+        *("trainer=slime", f"launch={launch}", f"launch.shared_dir={shared}"),
+        *("model=qwen3_30b_a3b", f"model.path={shared}/weights"),
+        *("task=jsonl", f"task.path={shared}/tasks.jsonl", *(own or LAUNCHERS[launch])),
+    ]
+
+
 @cache
 def a_config(*overrides: str, model: str = "qwen3_30b_a3b", launch: str = "slurm") -> Config:
     """Compose a job on eight nodes of eight GPUs."""
     return compose(
         [
-            *(f"model={model}", "model.path=/shared/weights", "trainer=slime"),
-            *(f"launch={launch}", "launch.shared_dir=/shared", *LAUNCHERS[launch]),
-            *("task=jsonl", "task.path=/shared/tasks.jsonl", *overrides),
+            *(line for line in job_lines("/shared", launch) if not line.startswith("model=")),
+            *(f"model={model}", *overrides),
         ]
     )

@@ -26,6 +26,7 @@ from conf.compose import compose, to_json
 from conf.schema import Config
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
+from tests.fakes.cluster_config import job_lines
 from tests.fakes.cluster_tasks import write_job_inputs
 from tests.fakes.sglang_router import Router
 from tests.runners.ray_workers.cluster import RayCluster, ray_cluster
@@ -222,7 +223,7 @@ def torture(
 ) -> Iterator[Torture]:
     """Yield a job of so many steps, ready to run; end all its processes."""
     root.mkdir(parents=True, exist_ok=True)
-    weights = write_job_inputs(root, 8, repository=root)
+    write_job_inputs(root, 8, repository=root)
     paths = [str(REPOSITORY), *([str(slime)] if slime else [])]
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # of Ray's processes
@@ -237,11 +238,9 @@ def torture(
                 cluster.join("--num-cpus=0")
             config = compose(
                 [
-                    *("trainer=slime", "launch=ray", "launch.head=127.0.0.1"),
-                    *("model=qwen3_30b_a3b", f"model.path={weights}", "launch.name=job"),
-                    *(f"model.tokenizer={weights}", f"launch.shared_dir={root}"),
-                    *("task=jsonl", f"task.path={root}/tasks.jsonl", "trainer.rollout_nodes=1"),
-                    *("launch.nodes=2", f"run.steps={steps}", *SMALL),
+                    *job_lines(root, "ray", "launch.head=127.0.0.1"),
+                    *("launch.name=job", "trainer.rollout_nodes=1", "launch.nodes=2"),
+                    *(f"run.steps={steps}", *SMALL),
                     *(f"executor.address={cluster.address}", *overrides),
                 ]
             )

@@ -22,7 +22,7 @@ from conf.compose import compose
 from conf.schema import Config
 from launch.job_files import write_job
 from launch.plan import JobPlan, plan_job
-from tests.fakes.cluster_config import LAUNCHERS
+from tests.fakes.cluster_config import job_lines
 from tests.fakes.cluster_tasks import write_job_inputs
 
 FAKES = Path(__file__).parent
@@ -96,13 +96,11 @@ class TwoNodes:
         }
         return compose(
             [
-                *("trainer=slime", f"launch={launch}", *own.get(launch, LAUNCHERS[launch])),
+                *job_lines(shared, launch, *own.get(launch, ())),
                 *("launch.nodes=2", f"launch.gpus_per_node={GPUS}", "launch.free_disk_gb=1"),
                 "launch.join_s=300",
-                *(f"launch.shared_dir={shared}", f"launch.slime_dir={self.root / 'slime'}"),
+                f"launch.slime_dir={self.root / 'slime'}",
                 *(f"launch.python={sys.executable}", "launch.secrets=[E2B_API_KEY]"),
-                *("model=qwen3_30b_a3b", f"model.path={shared / 'weights'}"),
-                *("task=jsonl", f"task.path={shared / 'tasks.jsonl'}"),
                 *("task.held_out_tasks=1", "run.eval_tasks=1"),
             ]
         )

@@ -33,6 +33,7 @@ from runners.store.run_store import RunStore
 from runners.testing.completions import Completion
 from runners.testing.scripted_engine import ScriptedEngine
 from tests.fakes import below_slime
+from tests.fakes.cluster_config import job_lines
 from tests.fakes.cluster_tasks import write_job_inputs
 from tests.fakes.sglang_router import Router
 from tests.fakes.slime_train import SAYS
@@ -55,14 +56,12 @@ FIXED: dict[str, Any] = {
 
 def write_job(root: Path, mode: str, steps: int) -> Config:
     """Write a job's directory and what it refers to; return its configuration."""
-    weights = root / "weights"
-    if not weights.exists():
+    if not (root / "weights").exists():
         write_job_inputs(root, 5, repository=root)
     config = compose(
         [
-            *("trainer=slime", "launch=ray", "launch.head=127.0.0.1", "model=qwen3_30b_a3b"),
-            *(f"model.path={weights}", f"model.tokenizer={weights}", "launch.name=job"),
-            *(f"launch.shared_dir={root}", "task=jsonl", f"task.path={root}/tasks.jsonl"),
+            *job_lines(root, "ray", "launch.head=127.0.0.1"),
+            "launch.name=job",
             *(f"run.steps={steps}", "run.tasks_per_step=2", "run.rollouts_per_task=2"),
             *(
                 "run.eval_tasks=1",
