@@ -56,6 +56,8 @@ class Invocation:
         """
         import traceback
 
+        if (message := _describe_usage(error)) is not None:
+            return ExitCode.USAGE, message
         if self.debug:
             traceback.print_exception(error)
         if isinstance(error, AgentrlError):
@@ -81,6 +83,19 @@ class Invocation:
         ) as file:  # fmt: skip
             file.write(text)
         return file.name
+
+
+def _describe_usage(error: Exception) -> str | None:
+    """Return the message of typer's error about options and arguments; None for another error."""
+    from typer import BadParameter
+
+    usage_error = BadParameter.__base__  # typer has no public name for it
+    if usage_error is None or not isinstance(error, usage_error):
+        return None
+    context = getattr(error, "ctx", None)
+    command = "agentrl" if context is None else context.command_path
+    message: str = error.format_message()  # type: ignore[attr-defined]
+    return f"{message.rstrip('.')} (see {command} --help)"
 
 
 def can_resume(exit_code: int) -> bool:

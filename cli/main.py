@@ -31,7 +31,9 @@ def main(arguments: list[str] | None = None) -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
-            app(arguments, prog_name="agentrl", obj=invocation)
+            # typer would print its own errors, about options and arguments, as text alone
+            code = app(arguments, prog_name="agentrl", obj=invocation, standalone_mode=not json)
+            sys.exit(code if isinstance(code, int) else 0)
         except Exception as error:  # the top of the process
             invocation.fail(error)
     except SystemExit as end:

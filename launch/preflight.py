@@ -224,6 +224,13 @@ def _check_ports(config: Config, grace_s: float) -> Iterator[Problem]:
     if isinstance(config.engine, EmbeddedEngineConfig):
         listeners.append(("engine", config.engine.host, config.engine.port))
     ends = time.monotonic() + grace_s
+    metrics = config.gateway.metrics_port
+    if metrics and (error := _try_to_listen("127.0.0.1", metrics, ends)) is not None:
+        yield Problem(
+            True,
+            f"gateway.metrics_port={metrics} cannot be listened on ({error.strerror}): choose "
+            "another, or null",
+        )
     for section, host, port in listeners:
         error = _try_to_listen(host, port, ends)
         if error is not None:

@@ -62,6 +62,36 @@ def test_a_list_of_faults_has_one_heading(agentrl: Agentrl, tmp_path: Path) -> N
     assert [fault.partition("rows.jsonl")[2][:4] for fault in faults] == [":1: ", ":2: "]
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["status"], "Missing argument 'RUN' (see agentrl status --help)"),
+        (["run", "--resum"], "No such option: --resum"),
+        (["nothing"], "No such command 'nothing' (see agentrl --help)"),
+        (["tasks"], "No such option: --json (see agentrl tasks --help)"),
+        (["rollouts", "run", "--limit", "many"], "Invalid value for '--limit'"),
+        (["compare", "run"], "name two runs or more"),
+        (["report", "run", "--out"], "'--out' requires an argument"),
+    ],
+)
+def test_with_json_a_fault_of_options_is_one_document(
+    agentrl: Agentrl, words: list[str], message: str
+) -> None:
+    done = agentrl(*words[:1], "--json", *words[1:])
+    document = json.loads(done.stdout)
+    assert (done.code, document["exit_code"]) == (2, 2)
+    assert message in document["error"]
+    assert done.stderr == f"error: {document['error']}\n"
+
+
+def test_with_json_a_fault_of_options_is_one_document_in_a_process(
+    agentrl_process: Agentrl,
+) -> None:
+    done = agentrl_process("status", "--json")
+    assert (done.code, json.loads(done.stdout)["exit_code"]) == (2, 2)
+    assert agentrl_process("status", "-h", "--json").code == 0
+
+
 def test_with_json_an_error_is_a_document_too(agentrl: Agentrl) -> None:
     done = agentrl("show", "seed=x", "--json")
     assert done.code == 2

@@ -180,6 +180,16 @@ def test_a_port_in_use_is_fatal(config: Config, tmp_path: Path) -> None:
     assert "engine.port=0" in problem.message
 
 
+def test_a_port_of_metrics_in_use_is_fatal(config: Config, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        used = changed(config, "gateway", metrics_port=port)
+        found = find_problems(used, tmp_path, port_grace_s=0.05)
+    (problem,) = [p for p in found if p.fatal]
+    assert f"gateway.metrics_port={port} cannot be listened on" in problem.message
+    assert "null" in problem.message
+
+
 def test_a_port_that_a_killed_run_soon_frees_is_not_a_problem(
     config: Config, tmp_path: Path
 ) -> None:
