@@ -15,7 +15,9 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
+from tests.documentation.recording import animate, scroll
 from tests.documentation.terminal import Terminal, draw, start_terminal
 from tests.fakes.browser import Browser, start_browser
 
@@ -39,11 +41,12 @@ def main() -> None:
         with start_terminal(folder) as terminal:
             if not options.run:
                 photograph_campaign(terminal)
-            unsolved = find_unsolved(folder)
+            unsolved = list_rollouts(folder, UNSOLVED)[0]
             save("rollouts", terminal.run(UNSOLVED), UNSOLVED)
+            record_failure(terminal, folder, unsolved)
         if options.keep:
             shutil.copytree(folder / RUN, options.keep)
-        asyncio.run(photograph_pages(folder, unsolved))
+        asyncio.run(photograph_pages(folder, str(unsolved["rollout_id"])))
 
 
 def photograph_campaign(terminal: Terminal) -> None:
@@ -55,13 +58,25 @@ def photograph_campaign(terminal: Terminal) -> None:
     terminal.wait_for(r"^report: ")
 
 
-def find_unsolved(folder: Path) -> str:
-    """Return the first rollout of ``UNSOLVED``."""
+def list_rollouts(folder: Path, command: str) -> list[dict[str, Any]]:
+    """Return the rollouts that a command of ``agentrl rollouts`` lists."""
     found = subprocess.run(
-        [*AGENTRL, *UNSOLVED.split()[1:], "--json"],
+        [*AGENTRL, *command.split()[1:], "--json"],
         cwd=folder, check=True, capture_output=True, text=True,
     )  # fmt: skip
-    return str(json.loads(found.stdout)["rollouts"][0]["rollout_id"])
+    return list(json.loads(found.stdout)["rollouts"])
+
+
+def record_failure(terminal: Terminal, folder: Path, unsolved: dict[str, Any]) -> None:
+    """Record how an unsolved rollout is explained: its task, it, and one that is solved."""
+    task = f"agentrl rollouts {RUN} --task {unsolved['task']}"
+    solved = next(row for row in list_rollouts(folder, task) if row["solved"])
+    commands = [
+        task,
+        *(f"agentrl rollouts {RUN} {row['rollout_id']}" for row in (unsolved, solved)),
+    ]
+    screens = [(screen, each) for each in commands for screen in scroll(terminal.read(each))]
+    (PICTURES / "why.svg").write_text(animate(screens), "utf-8")
 
 
 async def photograph_pages(folder: Path, unsolved: str) -> None:

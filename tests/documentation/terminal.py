@@ -63,6 +63,11 @@ class Terminal:
         self.write(command)
         return self.wait_for(r"\n\$\s*\Z")
 
+    def read(self, command: str) -> str:
+        """Run a command to its end, and return all that it printed, also what has scrolled away."""
+        self.run(command)
+        return self.tmux("capture-pane", "-e", "-p", "-S", "-", "-t", "0")
+
     def tmux(self, *arguments: str) -> str:
         """Run a command of tmux and return what it prints."""
         return subprocess.run(
@@ -97,10 +102,13 @@ def start_terminal(folder: Path) -> Iterator[Terminal]:
         terminal.tmux("kill-server")
 
 
-def draw(screen: str, title: str) -> str:
-    """Return a coloured screen as SVG that loads nothing from elsewhere."""
+def draw(screen: str, title: str, name: str = "t") -> str:
+    """Return a coloured screen as SVG that loads nothing from elsewhere.
+
+    ``name`` begins the names of its styles; pictures within one page differ in it.
+    """
     text = Text.from_ansi("\n".join(screen.rstrip().splitlines()))
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
     console.print(text, soft_wrap=False, highlight=False)
-    drawn = console.export_svg(title=title, theme=THEME, unique_id="t")
+    drawn = console.export_svg(title=title, theme=THEME, unique_id=name)
     return re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.S)
