@@ -125,6 +125,10 @@ def _find_chain(chains: list[Segment], wanted: int | None) -> Segment | None:
     return next((chain for chain in chains if chain.kind == "final"), chains[0] if chains else None)
 
 
+def _count_turns(number: int) -> str:
+    return f"{number} turn{'' if number == 1 else 's'}"
+
+
 def _head(view: ViewedRollout) -> RenderableType:
     record = view.record
     head = Text.assemble(_sign(record.solved), " ", (record.rollout_id, "bold"), "  ")
@@ -134,7 +138,7 @@ def _head(view: ViewedRollout) -> RenderableType:
         view.code if view.unended else f"{view.code} at {record.outcome.stage}",
         f"reward {_UNKNOWN if record.reward is None else f'{record.reward:.3f}'}",
         f"advantage {_UNKNOWN if record.advantage is None else f'{record.advantage:+.3f}'}",
-        f"{len(view.exported.turns)} turns",
+        _count_turns(len(view.exported.turns)),
         f"{view.exported.trajectory['tokens']['sampled']:,} tokens sampled, "
         f"{record.trained_tokens:,} trained",
         format_duration(record.timings.get("total")),
@@ -168,7 +172,7 @@ def _branches(view: ViewedRollout, shown: Segment | None) -> RenderableType:
             f"{mark} chain {chain.index}",
             chain.kind,
             _text(chain.thread),
-            f"{len(chain.own_turns)} turns",
+            _count_turns(len(chain.own_turns)),
             f"{sampled:,} tokens",
             _text(why, "bright_black"),
         )

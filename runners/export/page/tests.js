@@ -4,6 +4,8 @@
 const RESULTS = { __proto__: null, failed: ["✗", "bad"], error: ["✗", "bad"], missing: ["∅", "none"], void: ["∅", "none"], passed: ["✓", "good"] };
 const TOLD = ["tests", "log", "reason", "kind"]; // drawn by name; other findings are listed
 
+const PASSED_OF = ["fail_to_pass", "pass_to_pass"]; // [passed, all]
+
 // The log from a line that names the test to the next line that names another one.
 function logOf(name, names, log) {
   const lines = log.split("\n");
@@ -36,6 +38,6 @@ function tests() {
   }
   if (log.trim()) parts.push(make("section", { class: "card" }, make("h2", {}, "end of the log"), make("pre", { class: "may-clip" }, log.trim())));
   const rest = Object.entries(verdict).filter(([name, value]) => !TOLD.includes(name) && value !== null && value !== "" && value !== false && !(typeof value === "object" && !Object.keys(value).length));
-  if (rest.length) parts.push(make("section", { class: "card" }, make("h2", {}, "findings"), make("dl", { class: "findings" }, rest.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, make("pre", { class: "may-clip" }, asText(value)))]))));
+  if (rest.length) parts.push(make("section", { class: "card" }, make("h2", {}, "findings"), make("dl", { class: "findings" }, rest.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, make("pre", { class: "may-clip" }, PASSED_OF.includes(name) && Array.isArray(value) ? value.map(asText).join(" of ") : asText(value)))]))));
   return parts;
 }

@@ -29,7 +29,12 @@ def run_dir(tmp_path: Path) -> Path:
     with example_run(tmp_path / "run") as store:
         add_branched(store, "train-000002-000-00")
         write_session(store, "eval-000001-003-00-a0", 2)
-        verdict = {"reason": "1 of 1 fail", "tests": {"failed": ["test_sum"]}, "log": LOG}
+        verdict = {
+            "reason": "1 of 1 fail",
+            "tests": {"failed": ["test_sum"]},
+            "log": LOG,
+            "fail_to_pass": [0, 1],
+        }
         store.put_rollout(
             a_rollout(
                 "eval-000001-003-00", task_id="held[1]", reward=0.0, solved=False, verdict=verdict

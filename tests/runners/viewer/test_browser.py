@@ -55,6 +55,7 @@ async def test_a_person_finds_the_test_that_failed(browser: Browser, run_dir: Pa
         await browser.until("document.querySelector('#tab details pre') !== null")
         assert "✗ test_sum" in await browser.text("#tab")
         assert "KeyError: 'grape'" in await browser.text("#tab details pre")
+        assert "fail_to_pass\n0 of 1" in await browser.text("#tab .findings")
         await browser.press("x")
         await rows(browser, 6)
 
