@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from runners.store.json_text import clean_text
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
 from tests.cli.conftest import Agentrl
+from tests.fakes.hostile import STEERING, TEXTS
 from tests.fakes.records import CONFIG, a_rollout, example_run
 
 Golden = Callable[[str, str], None]
@@ -53,6 +55,19 @@ def test_a_comparison_fits_the_terminal(
     document = json.loads(agentrl("compare", str(first), str(second), "--json").stdout)
     [pair] = document["pairs"]
     assert (len(pair["gained"]), len(pair["lost"]), pair["p"] < 0.001) == (20, 2, True)
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+def test_a_task_s_name_forges_no_line(agentrl: Agentrl, tmp_path: Path, text: str) -> None:
+    for folder, solved in (("a", False), ("b", True)):
+        with RunStore.create(tmp_path / folder, CONFIG) as store:
+            name = clean_text(f"{text}\nlost  b: every-task")
+            store.put_rollout(a_rollout("eval-000003-000-00", task_id=name, solved=solved))
+            store.finish_evaluation(3, {"solve_rate": float(solved), "tasks": 1})
+    shown = agentrl("compare", str(tmp_path / "a"), str(tmp_path / "b")).stdout
+    assert STEERING.search(shown) is None
+    assert not [line for line in shown.splitlines() if line.startswith("lost")]
+    assert [line for line in shown.splitlines() if line.startswith("gained")]
 
 
 def test_the_status_of_an_evaluation_shows_pass_at_k(agentrl: Agentrl, tmp_path: Path) -> None:
