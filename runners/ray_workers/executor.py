@@ -39,8 +39,8 @@ from runners.tasks.contract import Task
 from runners.trajectory import ids
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
 
-START_S = 60.0
-"""Time to find the cluster."""
+START_S = 180.0
+"""Time to import Ray and find the cluster: over a minute on a head node that is busy."""
 REAP_S = 30.0
 """Time to end the sandboxes that a lost node left at a provider."""
 GRACE_S = 60.0
