@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from launch.preflight import Problem
 
 
-SHOWN = 20
-"""Most lines of a list of errors, or warnings of one kind, that a person is shown."""
+SHOWN = 18
+"""Most of a list of errors, or warnings of one kind, that a person is shown: twenty lines with the
+heading and the number of the others."""
 _LINE_LENGTH = 2_000
 """Characters of a line: the longest list of choices fits, a pasted file does not."""
 _ERRNO = re.compile(r"\[Errno -?\d+\] ")
