@@ -26,15 +26,16 @@ def run_dir(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_the_table_shows_both_rules_and_fits_a_terminal_of_80_columns(
-    agentrl: Agentrl, run_dir: Path, golden: Golden, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_table_shows_both_rules_and_fits_the_terminal(
+    width: int, agentrl: Agentrl, run_dir: Path, golden: Golden, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("COLUMNS", str(width))
     done = agentrl("what-if", str(run_dir), "fanout=collapse", "trainer.advantage=rloo")
     assert done.code == 0
     lines = [line.rstrip() for line in done.stdout.splitlines()]
-    assert max(map(len, lines)) <= 80
-    golden("what-if-80.txt", "\n".join(lines) + "\n")
+    assert max(map(len, lines)) <= width
+    golden(f"what-if-{width}.txt", "\n".join(lines) + "\n")
 
 
 def test_figures_of_a_million_tokens_in_a_thousand_groups_are_not_cut_at_80_columns() -> None:

@@ -94,7 +94,7 @@ def test_an_alarm_is_printed_when_it_comes_and_again_when_it_comes_again() -> No
     assert file.getvalue().count("alarm flat_groups: 8 of 8 (100 %) groups; fix: raise") == 2
 
 
-@pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 30)])
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (200, 30)])
 def test_the_dashboard_uses_the_width_there_is(
     width: int, height: int, request: pytest.FixtureRequest
 ) -> None:
