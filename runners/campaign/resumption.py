@@ -65,8 +65,27 @@ def rewind_store(store: RunStore) -> None:
     saved = find_latest(store.run_dir / CHECKPOINTS)
     last, done = 0 if saved is None else saved.step, _last_step(store)
     if last < done:
-        store.rewind(last)
+        store.rewind(last, _find_lost(store, last))
         store.event("rewound", {"from_step": done, "to_step": last})
+
+
+def _find_lost(store: RunStore, last: int) -> list[str]:
+    """Return the sessions of rollouts that are made anew after ``last`` steps: those after the next
+    step, and of that one those whose routing was deleted (``routing_replay.keep_steps``).
+    """
+    replayed = store.config().get("routing_replay", {}).get("kind") == "rollout"
+    routed = store.routed_sessions()
+    return [
+        record.session_id
+        for record in store.rollouts(split="train", counts=True)
+        if record.step > last + 1
+        or (
+            replayed
+            and record.step == last + 1
+            and record.reward is not None
+            and record.session_id not in routed
+        )
+    ]
 
 
 def _check_origin(saved: Checkpoint, store: RunStore) -> None:

@@ -55,13 +55,15 @@ def _delete(files: list[Path]) -> None:
 
 def _find_trained(config: Config, store: RunStore, last: int) -> set[tuple[int, int]]:
     """Return step and number of the groups that the schedule's steps up to ``last`` have trained,
-    or left out for others.
+    or left out for others while one of those batches gathered.
     """
     over: set[int] = set()
+    left_out: set[int] = set()
     for kind, body in store.schedule(("admit", "batch")):
         match from_row(kind, body):
             case Batch(number, groups) if number + count_supervised(config) <= last:
-                over.update(groups)
+                over.update(groups, left_out)
+                left_out.clear()
             case Admit(_, replaces) if replaces is not None:
-                over.add(replaces)
+                left_out.add(replaces)  # its step reads it too, and a rewound job may train it
     return {find_place(config, group) for group in over}

@@ -27,18 +27,28 @@ def rewind_job(config: Config, store: RunStore, done: int) -> None:
         # That of trained steps may be deleted (routing_replay.keep_steps).
         routed = store.routed_sessions()
 
+    def is_unrouted(record: RolloutRecord) -> bool:
+        return routed is not None and record.reward is not None and record.session_id not in routed
+
+    def find_group(record: RolloutRecord) -> int:
+        return (record.step - 1) * config.run.tasks_per_step + record.group
+
     def is_kept(record: RolloutRecord) -> bool:
         oldest, newest = ranges.get(record.session_id, (UNKNOWN_VERSION, UNKNOWN_VERSION))
         usable = record.reward is not None and oldest > UNKNOWN_VERSION and newest <= done
-        usable = usable and (routed is None or record.session_id in routed)
+        usable = usable and not is_unrouted(record)
         if config.run.overlap == "stream":
-            group = (record.step - 1) * config.run.tasks_per_step + record.group
+            group = find_group(record)
             return group in trained | ready or (group in begun and usable)
         age = record.step - 1 - oldest
         staleness = find_staleness({"overlap": config.run.overlap})
         return record.step <= done or (usable and age <= staleness)
 
     found = store.rollouts(split="train", counts=True)
+    # A complete group whose batch is lost, of a checkpoint older than keep_steps covers.
+    if reopened := (ready - trained) & {find_group(each) for each in found if is_unrouted(each)}:
+        store.drop_ready(reopened)
+        ready -= reopened
     store.rewind(done, [record.session_id for record in found if not is_kept(record)])
 
 

@@ -212,6 +212,14 @@ class CampaignTables:
                 )
             self._db.execute("DELETE FROM schedule WHERE seq > ?", (ends[batch],))
 
+    def drop_ready(self, groups: Collection[int]) -> None:
+        """Drop from the schedule that these groups are complete: rollouts of theirs are lost."""
+        self._db.execute(
+            "DELETE FROM schedule WHERE kind = 'ready' "
+            "AND json_extract(body, '$.group') IN (SELECT value FROM json_each(?))",
+            (dumps(sorted(groups)),),
+        )
+
     def version_ranges(self) -> dict[str, tuple[int, int]]:
         """Return the oldest and the newest weights that sampled each session, by its id."""
         oldest = "min(coalesce(json_extract(weight_spans, '$[0][0]'), weight_version))"

@@ -9,7 +9,6 @@ never deleted.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +43,7 @@ class RoutingFiles:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._files: dict[RoutingPart, ArrayFile] = {}
-        """Opened on first use."""
+        """To which this process appends; opened on first use."""
         self._growing: dict[int, RoutingPart] = {}
         """By writer, the part to which this process appends."""
 
@@ -60,7 +59,7 @@ class RoutingFiles:
         file = self._file(part)
         file.claim()
         if file.end >= PART_BYTES:
-            self.forget([part])
+            file.close()
             part = RoutingPart(writer, part.number + 1)
             file = self._file(part)
         self._growing[writer] = part
@@ -72,7 +71,12 @@ class RoutingFiles:
     ) -> RoutingArray:
         """Return one turn's routing as a read-only array; ``width``: bytes of an id, 1 or 2."""
         kind = np.dtype("u1" if width == 1 else "<u2")
-        data = self._file(part).read(offset, int(np.prod(shape)) * width, crc)
+        # Not kept open: the driver may delete it, and its space would not be free before we end.
+        file = ArrayFile(self._directory / part.name)
+        try:
+            data = file.read(offset, int(np.prod(shape)) * width, crc)
+        finally:
+            file.close()
         return np.frombuffer(data, kind).reshape(shape)
 
     def find_complete(self) -> dict[RoutingPart, Path]:
@@ -81,15 +85,10 @@ class RoutingFiles:
         newest = {part.writer: part for part in sorted(found)}
         return {part: path for part, path in found.items() if newest[part.writer] != part}
 
-    def forget(self, parts: Iterable[RoutingPart]) -> None:
-        """Close parts, so that their space is free once they are deleted."""
-        for part in parts:
-            if (file := self._files.pop(part, None)) is not None:
-                file.close()
-
     def close(self) -> None:
         """Close the files; the locks go with them."""
-        self.forget(list(self._files))
+        for file in self._files.values():
+            file.close()
 
     def _list(self) -> dict[RoutingPart, Path]:
         found = {}

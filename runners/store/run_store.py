@@ -134,11 +134,11 @@ class RunStore(SessionTables, CampaignTables):
         for table in ("turn", "routing") if self._holds_routing() else ("turn",):
             columns = {row["name"] for row in self._db.rows(f"PRAGMA table_info({table})")}
             # a run from before there were several files, opened to be read, has no such column
-            file = "array_file" if "array_file" in columns else "NULL"
+            files = ", ".join(sorted(columns & {"array_file", "array_part"})) or "NULL"
             for end in ("min", "max"):
                 # SQLite takes the other columns from the row that has the minimum or the maximum
                 rows = self._db.rows(
-                    f"SELECT session_id, {end}(array_offset) FROM {table} GROUP BY {file}"
+                    f"SELECT session_id, {end}(array_offset) FROM {table} GROUP BY {files}"
                 )
                 sessions.update(row[0] for row in rows)
         for session_id in sessions:

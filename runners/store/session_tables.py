@@ -14,6 +14,7 @@ from runners.store.database import Database
 from runners.store.json_text import dumps, loads
 from runners.store.record_rows import ROUTING, TURNS, read_routing, read_turn, routing_block
 from runners.store.routing_files import RoutingPart
+from runners.store.store_error import StoreError
 from runners.store.tables import ROUTING_SINCE, WIRE_SINCE
 from runners.trajectory.record import Turn
 from runners.trajectory.routing import RoutingShape, TurnRouting
@@ -121,8 +122,13 @@ class SessionTables:
             "JOIN turn USING (session_id, turn_index) WHERE session_id = ?",
             (session_id,),
         )
-        with self._db.translate_errors():
-            return {row["turn_index"]: read_routing(row, self._arrays) for row in rows}
+        try:
+            with self._db.translate_errors():
+                return {row["turn_index"]: read_routing(row, self._arrays) for row in rows}
+        except StoreError:
+            if self.routed_turns(session_id):
+                raise
+            return {}  # the driver has deleted it since the rows were read
 
     def routed_turns(self, session_id: str) -> frozenset[int]:
         """Return which of a session's turns have routing."""
@@ -141,7 +147,8 @@ class SessionTables:
         """Forget the routing in those files that hold none of a session that ``is_needed``; return
         the files, which the caller deletes.
 
-        A writer's newest file stays. Of a caller that died the files are returned again.
+        Of a session that such a file has a part of nothing stays: it is routed as a whole or not at
+        all. A writer's newest file stays. Of a caller that died the files are returned again.
         """
         complete = self._arrays.routing.find_complete() if self._holds_routing() else {}
         if not complete:
@@ -152,11 +159,10 @@ class SessionTables:
         gone = sorted(complete.keys() - needed)
         names = dumps([f"{part.writer}.{part.number}" for part in gone])
         self._db.execute(
-            "DELETE FROM routing WHERE array_file || '.' || array_part IN "
-            "(SELECT value FROM json_each(?))",
+            "DELETE FROM routing WHERE session_id IN (SELECT session_id FROM routing "
+            "WHERE array_file || '.' || array_part IN (SELECT value FROM json_each(?)))",
             (names,),
         )
-        self._arrays.routing.forget(gone)
         return [complete[part] for part in gone]
 
     def routing_shape(self) -> RoutingShape | None:

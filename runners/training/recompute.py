@@ -67,9 +67,10 @@ def compute_chosen_logprobs(
     """Return ``log softmax(head(hidden[rows]) / temperature)`` at ``targets``, float32 [n, 1]; with
     ``entropy`` [n, 2], whose second column is the entropy of the softmax in nats.
 
-    ``hidden``: float [m, H], each of which goes through ``head`` once; ``rows``, ``targets``: int64
-    [n]. ``chunked``: keep no logits for the backward pass and compute LOGITS_CHUNK of them at a
-    time; rows of ``hidden`` do not depend on each other.
+    ``head``: a linear layer, which does not need its output again: that is overwritten, which no
+    check of autograd's finds in what is recomputed. ``hidden``: float [m, H], each of which goes
+    through it once; ``rows``, ``targets``: int64 [n]. ``chunked``: keep no logits for the backward
+    pass and compute LOGITS_CHUNK of them at a time; rows of ``hidden`` do not depend on each other.
     """
 
     def choose(states: Tensor, own: Tensor, chosen: Tensor) -> Tensor:

@@ -6,15 +6,18 @@ import json
 import shutil
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from conf.errors import AgentrlError, ExitCode
 from runners.campaign.resumption import check_resumable, rewind_store
 from runners.store.run_store import RunStore
 from runners.training.checkpoint import CHECKPOINTS, OPTIMIZER, STATE, directory_name
+from runners.trajectory.routing import TurnRouting
 from tests.fakes.records import CONFIG, a_rollout, a_turn
 from tests.runners.campaign.account import account, assert_nothing_twice, differences
 from tests.runners.campaign.conftest import Miniature
@@ -238,6 +241,27 @@ def test_a_rewind_drops_the_steps_whose_checkpoints_are_lost(
             max(left, default=0)
         ]
         check_resumable(store)
+
+
+@pytest.mark.parametrize("kind", ["rollout", "off"])
+def test_a_rewind_makes_rollouts_anew_whose_routing_was_deleted(kind: str, tmp_path: Path) -> None:
+    """The checkpoint is older than ``routing_replay.keep_steps`` covers."""
+    routing = TurnRouting(0, np.arange(12, dtype=np.uint8).reshape(3, 2, 2), 16, 7, 0)
+    config = CONFIG | {"routing_replay": {"kind": kind, "keep_steps": 1}}
+    with RunStore.create(tmp_path / "run", config) as store:
+        for step in (1, 2, 3):
+            for group in (0, 1, 2):
+                record = a_rollout(f"train-{step:06d}-{group:02d}-00")
+                store.add_session(record.session_id, {})
+                store.add_turn(a_turn(record.session_id), routing if group == 1 else None)
+                store.put_rollout(replace(record, reward=None) if group == 2 else record)
+            store.begin_step(step, ["task"])
+            store.finish_step(step, {})
+        write_checkpoint(store.run_dir, 1, store.run_id)
+        rewind_store(store)
+        kept = [record.rollout_id[6:15] for record in store.rollouts(counts=True)]
+        again = ["000002-00"] if kind == "off" else []
+        assert kept == [f"000001-0{n}" for n in range(3)] + again + ["000002-01", "000002-02"]
 
 
 def test_a_rewind_of_a_whole_run_changes_nothing(run_dir: Path) -> None:

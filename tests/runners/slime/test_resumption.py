@@ -125,6 +125,20 @@ def test_a_group_in_flight_that_lost_weights_have_sampled_begins_anew(store: Run
     assert not kept(store)
 
 
+def test_a_complete_group_of_a_stream_whose_routing_was_deleted_begins_anew(
+    store: RunStore,
+) -> None:
+    log(store, *map(Admit, range(4)), *(Start(group, 0) for group in range(4)))
+    log(store, Ready(0), Ready(1), Ready(2), Batch(1, (0, 1), (0, 0)), Ready(3))
+    log(store, Batch(2, (2, 3), (0, 0)))
+    trained = {add(store, 1, 0, 0), add(store, 1, 1, 0)}
+    add(store, 2, 0, 0)
+    nodes = ("run.overlap=stream", "trainer.rollout_nodes=4")
+    rewind_job(compose([*SLIME, *nodes, "routing_replay=rollout"]), store, 1)
+    assert kept(store) == trained
+    assert [body["group"] for kind, body in store.schedule() if kind == "ready"] == [0, 1]
+
+
 def test_a_checkpoint_without_its_batch_is_refused(store: RunStore) -> None:
     with pytest.raises(StoreError, match="has no batch 3"):
         rewind_job(config("stream"), store, 3)

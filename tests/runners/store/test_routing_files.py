@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from runners.store.routing_files import PART_BYTES
 from runners.store.run_store import RunStore
+from runners.store.store_error import StoreError
 from runners.trajectory.routing import TurnRouting
 from tests.fakes.records import CONFIG, a_turn
 
@@ -114,12 +117,59 @@ def test_files_of_a_driver_that_died_before_it_deleted_them_are_released_again(
     assert store.release_routing(lambda session: True) == []
 
 
-def test_a_released_part_is_not_held_open_by_its_reader(store: RunStore) -> None:
+def test_a_session_is_routed_as_a_whole_or_not_at_all(store: RunStore) -> None:
+    add(store, "straddling", 0)
+    fill(store, "routing.bin")
+    store = reopen(store)
+    add(store, "straddling", 1)
+    add(store, "new", 0)
+    assert store.routed_turns("straddling") == {0, 1}
+    store.release_routing(lambda session: session == "new")
+    assert store.routed_sessions() == {"new"}
+
+
+def test_no_reader_holds_a_part_open(store: RunStore) -> None:
+    """Not even a viewer of another process, while which a deleted file would take its space."""
     add(store, "old", 0)
     fill(store, "routing.bin")
     store = reopen(store)
     add(store, "new", 0)
-    assert len(store.routing("old")) == 1
-    [path] = store.release_routing(lambda session: session == "new")
-    held = [str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
-    assert str(path) not in held
+    with RunStore.open(store.run_dir, read_only=True) as reader:
+        assert len(reader.routing("old")) == 1
+        [path] = store.release_routing(lambda session: session == "new")
+        open_files = [each for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+        assert str(path) not in [str(each.readlink()) for each in open_files]
+
+
+def test_routing_that_is_deleted_while_it_is_read_is_left_out(store: RunStore) -> None:
+    add(store, "old", 0)
+    fill(store, "routing.bin")
+    store = reopen(store)
+    add(store, "new", 0)
+
+    def delete_meanwhile(cursor: sqlite3.Cursor, row: tuple[Any, ...]) -> sqlite3.Row:
+        if any(column[0] == "array_part" for column in cursor.description):
+            for path in store.release_routing(lambda session: session == "new"):
+                path.unlink()
+        return sqlite3.Row(cursor, row)
+
+    with RunStore.open(store.run_dir, read_only=True) as reader:
+        reader._db._db.row_factory = delete_meanwhile
+        assert reader.routing("old") == {}
+    (store.run_dir / "arrays" / "routing.1.bin").unlink()
+    with pytest.raises(StoreError, match="lacks the arrays"):
+        store.routing("new")  # which is lost: its row is there
+
+
+def test_the_ends_of_every_part_are_verified(store: RunStore) -> None:
+    add(store, "old", 0)
+    add(store, "old too", 0)  # further back than any of the new part
+    fill(store, "routing.bin")
+    store = reopen(store)
+    add(store, "new", 0)
+    store.add_session("unrouted", {})
+    store.add_turn(a_turn("unrouted"))  # the last turn, which is verified in any case
+    store.verify_arrays()
+    os.truncate(store.run_dir / "arrays" / "routing.1.bin", 3)
+    with pytest.raises(StoreError, match=r"routing\.1\.bin lacks"):
+        store.verify_arrays()
