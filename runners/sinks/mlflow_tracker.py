@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -34,6 +35,8 @@ class MlflowTracker:
 
     def open(self, run_id: str | None) -> str:
         """Begin a run with the configuration as its parameters, or open one again."""
+        # Its client prints a link to each run that ends, where `--json` has one document.
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         self._client = make_client(self._config)
         if run_id is not None:
             self._id = run_id

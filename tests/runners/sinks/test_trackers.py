@@ -294,6 +294,18 @@ async def test_mlflow_goes_on_with_the_same_run_and_has_each_step_once(
     assert "policy/kl" not in run.data.metrics
 
 
+async def test_mlflow_prints_nothing_where_results_go(
+    run_dir: Path, store_of_files: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server's client does at the end of a run, by its own variable."""
+    from mlflow.environment_variables import MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT
+
+    monkeypatch.setenv(MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT.name, "")
+    monkeypatch.delenv(MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT.name)
+    await execute(run_dir, [f"observe.mlflow.uri={store_of_files}"], range(1, 2))
+    assert MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT.get() is True
+
+
 async def test_a_tracker_that_is_away_is_named_once_and_gets_its_steps_after_a_resume(
     run_dir: Path, store_of_files: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
