@@ -303,7 +303,7 @@ async def test_mlflow_prints_nothing_where_results_go(
     monkeypatch.setenv(MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT.name, "")
     monkeypatch.delenv(MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT.name)
     await execute(run_dir, [f"observe.mlflow.uri={store_of_files}"], range(1, 2))
-    assert MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT.get() is True
+    assert os.environ[MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT.name] == "true"
 
 
 async def test_a_tracker_that_is_away_is_named_once_and_gets_its_steps_after_a_resume(
