@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from cli.invocation import SHOWN
 from cli.jobs import Job
 from conf.errors import ExitCode
 from conf.exactness import describe_inexactness
@@ -112,11 +113,14 @@ def render_problems(
     for job, plan in zip(jobs, plans, strict=True):
         for problem in dict.fromkeys(plan.problems):
             found.setdefault(problem, []).append(job.label)
-    lines = []
-    for problem in sorted(found, key=lambda problem: problem.fatal):
-        of = "" if len(found[problem]) == len(jobs) else f"{', '.join(found[problem])}: "
-        what, style = ("error", "bold red") if problem.fatal else ("warning", "yellow")
-        lines.append(Text(make_printable(f"{what}: {of}{problem.message}"), style))
+    lines: list[Text] = []
+    for fatal, what, style in ((False, "warning", "yellow"), (True, "error", "bold red")):
+        kind = [problem for problem in found if problem.fatal == fatal]
+        for problem in kind[:SHOWN]:
+            of = "" if len(found[problem]) == len(jobs) else f"{', '.join(found[problem])}: "
+            lines.append(Text(make_printable(f"{what}: {of}{problem.message}"), style))
+        if (more := len(kind) - SHOWN) > 0:
+            lines.append(Text(f"and {more:,} more {what}s", style))
     if code is not ExitCode.DONE:
         lines.append(Text(f"agentrl run would start nothing (exit code {code:d})", "bold red"))
     return Group(*(lines or [Text("no problems found", "green")]))

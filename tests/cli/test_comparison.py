@@ -1,12 +1,19 @@
-"""The table of a sweep."""
+"""The table of a sweep, and the problems of its jobs."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from pathlib import Path
 
 from rich.console import Console
 
-from cli.tables import render_comparison, render_differences
+from cli.jobs import Job
+from cli.tables import render_comparison, render_differences, render_problems
+from conf.compose import compose
+from conf.errors import ExitCode
+from launch.local import plan_local_run
+from launch.preflight import Problem
 
 
 def test_the_comparison_marks_the_best_run_and_shows_runs_that_could_not_start() -> None:
@@ -71,3 +78,20 @@ def test_keys_of_runs_whose_names_do_not_fit_have_numbered_columns() -> None:
     with console.capture() as capture:
         console.print(render_differences({"seed": [0, 1]}, ["one", "other"]))
     assert re.search(r"key +┃ one ┃ other ┃", capture.get())
+
+
+def test_of_many_problems_the_first_are_shown_and_the_errors_come_last(tmp_path: Path) -> None:
+    config = compose([])
+    plan = plan_local_run(config, tmp_path / "run")
+    jobs = [Job(config, tmp_path / f"{number}", f"seed={number}") for number in range(25)]
+    plans = [
+        replace(plan, problems=tuple(Problem(each, f"{each} {number}") for each in (True, False)))
+        for number in range(25)
+    ]
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(render_problems(jobs, plans, ExitCode.PREFLIGHT))
+    lines = capture.get().splitlines()
+    kinds = [line.partition(":")[0] for line in lines]
+    assert kinds[:21] == ["warning"] * 20 + ["and 5 more warnings"]
+    assert kinds[21:42] == ["error"] * 20 + ["and 5 more errors"]

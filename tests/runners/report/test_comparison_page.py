@@ -14,6 +14,7 @@ from runners.report.page import write_report
 from runners.store.json_text import clean_text
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
+from tests.fakes.browser import needs_chromium, start_browser
 from tests.fakes.hostile import TEXTS
 from tests.fakes.records import CONFIG, a_rollout
 from tests.runners.report.pages import Page
@@ -99,3 +100,27 @@ def test_names_of_runs_tasks_and_keys_stay_text(tmp_path: Path, text: str) -> No
     assert not {"script", "img", "iframe"} & set(page.tags)
     found = compare_runs([first, second])
     assert found["pairs"][0]["lost"] == [task]
+
+
+@needs_chromium
+async def test_a_browser_has_nothing_to_complain_about_and_finds_the_rollouts(
+    tmp_path: Path,
+) -> None:
+    name = "<script>alert(1)</script>" + "x" * 300
+    first = make_run(tmp_path / "a", {name: True})
+    second = make_run(tmp_path / "b", {name: False})
+    runs = [first, second]
+    write_comparison(compare_runs(runs), runs, tmp_path / "runs.html")
+    report = write_report(second, against=first)
+    async with start_browser(tmp_path) as browser:
+        for width, dark in ((1280, False), (390, True)):
+            await browser.show_as(width, 800, dark=dark)
+            await browser.open((tmp_path / "runs.html").as_uri())
+            assert await browser.run("document.querySelector('#tasks code').textContent") == name
+            wide = "document.documentElement.scrollWidth > innerWidth"
+            assert not await browser.run(wide), "wide tables scroll by themselves"
+            await browser.open(report.as_uri())
+            assert not await browser.run(wide)
+            await browser.run("document.querySelector('#against-another-run a').click()")
+            assert "agentrl rollouts" in await browser.text("tr:target")
+    assert browser.complaints == []
