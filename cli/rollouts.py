@@ -102,6 +102,10 @@ Wire = Annotated[
         show_default=False,
     ),
 ]
+Timeline = Annotated[
+    bool,
+    typer.Option("--timeline", help="Of ROLLOUT: show what happened when, over all its branches."),
+]
 Full = Annotated[bool, typer.Option("--full", help="Of ROLLOUT: show long texts whole.")]
 
 
@@ -122,6 +126,7 @@ def rollouts(
     chain: Chain = None,
     full: Full = False,
     wire: Wire = None,
+    timeline: Timeline = False,
     as_json: Json = False,
 ) -> None:
     """List the rollouts of a run, running or ended, or show one; the run is only read."""
@@ -140,8 +145,12 @@ def rollouts(
             **{"kind": kind, "min_reward": least, "search": search, "sort": sort},
         }
     )
-    if rollout is None and (chain is not None or full or wire is not None):
-        raise ViewError("--chain, --full and --wire are of one rollout: name it, or drop them")
+    if rollout is None and (chain is not None or full or wire is not None or timeline):
+        raise ViewError(
+            "--chain, --full, --wire and --timeline are of one rollout: name it, or drop them"
+        )
+    if timeline and (chain is not None or full or wire is not None):
+        raise ViewError("--timeline has all branches, a line each: drop --chain, --full and --wire")
     if wire is not None and (chain is not None or full):
         raise ViewError("--wire shows one turn, whole: drop --chain and --full")
     if rollout is not None and (query != RolloutQuery() or (limit, offset) != (_PAGE, 0)):
@@ -151,6 +160,9 @@ def rollouts(
     with RunStore.open(run, read_only=True) as store:
         if rollout is not None and wire is not None:
             _show_wire(store, rollout, wire, as_json=as_json)
+            return
+        if rollout is not None and timeline:
+            _show_timeline(store, rollout, as_json=as_json)
             return
         if rollout is not None:
             _show(store, rollout, chain, full=full, as_json=as_json)
@@ -180,7 +192,21 @@ def _show(store: RunStore, rollout: str, chain: int | None, *, full: bool, as_js
     if as_json:
         print_json({**view.exported.trajectory, "attempts": view.attempts})
     else:
-        stdout().print(render_rollout(view, chain, None if full else _LINES), soft_wrap=False)
+        for part in render_rollout(view, chain, None if full else _LINES):
+            stdout().print(part, soft_wrap=False)
+
+
+def _show_timeline(store: RunStore, rollout: str, *, as_json: bool) -> None:
+    from cli.invocation import print_json, stdout
+    from runners.viewer.rollout_view import open_rollout
+    from runners.viewer.terminal import render_timeline
+    from runners.viewer.timeline import build_timeline, timeline_to_page
+
+    moments = build_timeline(store, open_rollout(store, rollout))
+    if as_json:
+        print_json(timeline_to_page(moments))
+    else:
+        stdout().print(render_timeline(moments))
 
 
 def _show_wire(store: RunStore, rollout: str, turn: int, *, as_json: bool) -> None:

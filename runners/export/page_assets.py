@@ -13,7 +13,17 @@ from pathlib import Path
 
 FOLDER = Path(__file__).with_name("page")
 STYLE = "page.css"
-_DRAWING = ("list", "overview", "conversation", "tokens", "patch", "tests", "rollout", "compare")
+_DRAWING = (
+    "list",
+    "overview",
+    "conversation",
+    "tokens",
+    "patch",
+    "tests",
+    "timeline",
+    "rollout",
+    "compare",
+)
 _SCRIPTS = ("dom", "address", "{}", *_DRAWING, "main")
 
 

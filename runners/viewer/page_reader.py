@@ -15,6 +15,7 @@ from runners.viewer.listing import find_place, list_choices, list_groups, list_r
 from runners.viewer.page_data import build_document, build_tokens
 from runners.viewer.rollout_view import ViewedRollout, open_rollout
 from runners.viewer.search_index import SearchIndex
+from runners.viewer.timeline import build_timeline, read_step, timeline_to_page
 from runners.viewer.wire_view import find_wire, wire_to_page
 
 Given = Mapping[str, list[str]]
@@ -93,6 +94,15 @@ class PageReader:
         """Return a turn's request and answer as they were on the wire; raises ViewError."""
         turn, attempt = _number(given, "turn", 0), _number(given, "attempt", None)
         return wire_to_page(find_wire(self._store, rollout_id, turn, attempt))
+
+    def read_timeline(self, rollout_id: str, given: Given) -> dict[str, Any]:
+        """Return what happened when in one rollout; raises ViewError."""
+        return timeline_to_page(build_timeline(self._store, self._view(rollout_id, given)))
+
+    def read_step(self, given: Given) -> dict[str, Any]:
+        """Return the attempts of a step (``split``, ``step``) over time; raises ViewError."""
+        split = next(iter(given.get("split", ())), "train")
+        return read_step(self._store, split, _number(given, "step", 0))
 
     def close(self) -> None:
         """Close the store."""

@@ -142,6 +142,13 @@ class ViewServer:
             f"{root}/api/rollouts/{{id}}/wire",
             self._answer(lambda id, given: self._reader.read_wire(id, given)),
         )
+        app.router.add_get(
+            f"{root}/api/rollouts/{{id}}/timeline",
+            self._answer(lambda id, given: self._reader.read_timeline(id, given)),
+        )
+        app.router.add_get(
+            f"{root}/api/step", self._answer(lambda _, given: self._reader.read_step(given))
+        )
         app.router.add_get("/{token}/{other}/", self._name_run)
         return app
 

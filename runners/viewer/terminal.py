@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -22,14 +21,26 @@ from runners.trajectory.record import Segment, Turn
 from runners.viewer.in_progress import RUNNING
 from runners.viewer.listing import Listing
 from runners.viewer.rollout_view import ViewedRollout
+from runners.viewer.timeline import Moment
 
 WIDE = 110
 """Columns of a terminal in which the list has outcome and advantage, too."""
 COLUMNS = 2000
 """Characters of a line, unless texts are shown whole: a policy decides how long a line is."""
+BLOCK = 20_000
+"""Characters that are laid out at once: of a text that is shown whole, a terminal gets one part
+after the other.
+"""
 PARTS = 100
 """Messages of a turn, and arguments of a call, unless texts are shown whole."""
 _UNKNOWN = "–"
+_MOMENTS = {
+    "stage": "bold",
+    "turn": "",
+    "tools": "bright_black",
+    "weights": "yellow",
+    "event": "red",
+}
 _ROLES = {"user": "cyan", "assistant": "blue", "tool": "bright_black", "system": "yellow"}
 
 
@@ -100,23 +111,45 @@ def _sums(listing: Listing) -> Text:
     return Text(" · ".join(parts), "bright_black")
 
 
-def render_rollout(view: ViewedRollout, chain: int | None, lines: int | None) -> RenderableType:
-    """Return a rollout: its facts, branches, conversation, tests and patch.
+def render_rollout(
+    view: ViewedRollout, chain: int | None, lines: int | None
+) -> Iterator[RenderableType]:
+    """Yield a rollout, to be printed part by part: its facts, branches, conversation, tests, patch.
 
     ``chain``: index of the branch whose conversation is shown, None: the final one; ``lines``: the
-    most lines of one text, None: all.
+    most lines of one text, None: all. No part is larger than ``BLOCK``, however long a text is.
     """
     shown = _find_chain(view.exported.chains, chain)
-    parts: list[RenderableType] = [_head(view), _branches(view, shown)]
+    yield _head(view)
+    yield _branches(view, shown)
     if shown is not None:
         for index in shown.turns:
-            parts += _turn(view.exported.turns[index], shown, lines)
+            yield from _turn(view.exported.turns[index], shown, lines)
     record = view.record
     if record.verdict is not None:
-        parts += [_title("tests"), *_tests(record.verdict, lines)]
+        yield _title("tests")
+        yield from _tests(record.verdict, lines)
     if record.patch:
-        parts += [_title("patch"), _diff(record.patch, lines)]
-    return Group(*parts)
+        yield _title("patch")
+        yield from map(_colour_diff, _clip(record.patch.rstrip("\n"), lines))
+
+
+def render_timeline(moments: list[Moment]) -> RenderableType:
+    """Return what happened when: seconds since the first moment, seconds that it took, thread."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in ("clock", "took"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("thread", no_wrap=True, overflow="ellipsis")
+    table.add_column("what", ratio=1)
+    for moment in moments:
+        style = "red" if moment.fault else _MOMENTS[moment.kind]
+        table.add_row(
+            Text(f"{moment.at - moments[0].at:,.1f} s", "bright_black"),
+            Text("" if moment.seconds is None else f"{moment.seconds:,.2f} s"),
+            _text(moment.thread, "bright_black"),
+            _text(moment.text, style),
+        )
+    return table
 
 
 def _find_chain(chains: list[Segment], wanted: int | None) -> Segment | None:
@@ -179,7 +212,7 @@ def _branches(view: ViewedRollout, shown: Segment | None) -> RenderableType:
     return Group(_title("branches"), table)
 
 
-def _turn(turn: Turn, chain: Segment, lines: int | None) -> list[RenderableType]:
+def _turn(turn: Turn, chain: Segment, lines: int | None) -> Iterator[RenderableType]:
     about = [f"turn {turn.index}", turn.branch]
     about.append(f"{turn.prompt_tokens:,} + {turn.output_tokens:,} tokens")
     about.append(f"{turn.total_s:.1f} s")
@@ -189,13 +222,11 @@ def _turn(turn: Turn, chain: Segment, lines: int | None) -> list[RenderableType]
         about.append(f"shared with chain {turn.segment}")
     sent = turn.request.get("messages") or []
     left_out = 0 if lines is None else max(0, len(sent) - PARTS)
-    parts = [part for each in sent[left_out:] for part in _said(each, lines)]
-    return [
-        _title(" · ".join(about)),
-        *([_more(left_out, "messages before")] if left_out else []),
-        *parts,
-        *_said(turn.reply, lines),
-    ]
+    yield _title(" · ".join(about))
+    if left_out:
+        yield _more(left_out, "messages before")
+    for each in (*sent[left_out:], turn.reply):
+        yield from _said(each, lines)
 
 
 def _said(message: dict[str, Any], lines: int | None) -> Iterator[RenderableType]:
@@ -207,28 +238,36 @@ def _said(message: dict[str, Any], lines: int | None) -> Iterator[RenderableType
     ):
         if text:
             yield _text(name, style)
-            yield Padding(
-                _clip(_as_text(text), lines, "italic" if "thinks" in name else ""), (0, 0, 0, 2)
-            )
+            yield from _indent(_as_text(text), lines, "italic" if "thinks" in name else "")
     for call in message.get("tool_calls") or ():
         function = call.get("function", {}) if isinstance(call, dict) else {}
         yield Text.assemble((f"{role} calls ", style), _text(str(function.get("name")), "bold"))
-        yield Padding(_arguments(function.get("arguments"), lines), (0, 0, 0, 2))
+        yield from _arguments(function.get("arguments"), lines)
 
 
-def _arguments(given: Any, lines: int | None) -> RenderableType:
+def _arguments(given: Any, lines: int | None) -> Iterator[RenderableType]:
     if not isinstance(given, dict):
-        return _clip(_as_text(given), lines)
-    table = Table.grid(padding=(0, 2, 0, 0))
+        yield from _indent(_as_text(given), lines)
+        return
     left_out = 0 if lines is None else max(0, len(given) - PARTS)
-    for name, value in islice(given.items(), len(given) - left_out):
-        table.add_row(_clip(str(name), lines, "bright_black"), _clip(_as_text(value), lines))
-    return Group(table, _more(left_out, "more arguments")) if left_out else table
+    shown = [(str(name), _as_text(value)) for name, value in given.items()]
+    shown = shown[: len(shown) - left_out]
+    if lines is None and sum(len(name) + len(value) for name, value in shown) > BLOCK:
+        for name, value in shown:  # a table has all of its cells in memory
+            yield from _indent(name, None, "bright_black")
+            yield from _indent(value, None, by=4)
+        return
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for name, value in shown:
+        table.add_row(Group(*_clip(name, lines, "bright_black")), Group(*_clip(value, lines)))
+    yield Padding(
+        Group(table, _more(left_out, "more arguments")) if left_out else table, (0, 0, 0, 2)
+    )
 
 
 def _tests(verdict: dict[str, Any], lines: int | None) -> Iterator[RenderableType]:
     if verdict.get("reason"):
-        yield _clip(str(verdict["reason"]), lines)
+        yield from _clip(str(verdict["reason"]), lines)
     tests = verdict.get("tests")
     for result, names in tests.items() if isinstance(tests, dict) else ():
         style = {"passed": "green", "failed": "red"}.get(str(result), "yellow")
@@ -236,15 +275,20 @@ def _tests(verdict: dict[str, Any], lines: int | None) -> Iterator[RenderableTyp
         text = "\n".join(
             f"{sign} {name}" for name in (names if isinstance(names, list) else [names])
         )
-        yield _clip(text, lines, style)
+        yield from _clip(text, lines, style)
     if verdict.get("log"):
-        yield Padding(
-            _clip(_as_text(verdict["log"]).rstrip(), lines, "bright_black", end=True), (1, 0, 0, 2)
-        )
+        yield Text("")
+        yield from _indent(_as_text(verdict["log"]).rstrip(), lines, "bright_black", end=True)
 
 
-def _diff(patch: str, lines: int | None) -> Text:
-    text = _clip(patch.rstrip("\n"), lines)
+def _indent(
+    text: str, lines: int | None, style: str = "", *, by: int = 2, end: bool = False
+) -> Iterator[RenderableType]:
+    for part in _clip(text, lines, style, end=end):
+        yield Padding(part, (0, 0, 0, by))
+
+
+def _colour_diff(text: Text) -> Text:
     for pattern, style in (
         (r"(?m)^\+.*$", "green"),
         (r"(?m)^-.*$", "red"),
@@ -255,20 +299,33 @@ def _diff(patch: str, lines: int | None) -> Text:
     return text
 
 
-def _clip(text: str, lines: int | None, style: str = "", *, end: bool = False) -> Text:
-    """Return a text of at most so many lines, of a longer one its begin (or ``end``); with a limit
-    of lines, each of them has at most ``COLUMNS`` characters.
+def _clip(text: str, lines: int | None, style: str = "", *, end: bool = False) -> Iterator[Text]:
+    """Yield a text of at most so many lines, of a longer one its begin (or ``end``); with a limit
+    of lines, each of them has at most ``COLUMNS`` characters. Without one all of it, in parts.
     """
     if lines is None:
-        return _text(text, style)
+        for part in _split(text):
+            yield _text(part, style)
+        return
     all_lines = text.split("\n")
     left_out = max(0, len(all_lines) - lines)
     kept = all_lines[left_out:] if end else all_lines[:lines]
     shown = _text("\n".join(map(_clip_line, kept)), style)
-    if not left_out:
-        return shown
-    note = _more(left_out, "more lines")
-    return Text("\n").join((note, shown) if end else (shown, note))
+    note = [_more(left_out, "more lines")] if left_out else []
+    yield from [*note, shown] if end else [shown, *note]
+
+
+def _split(text: str) -> Iterator[str]:
+    """Yield a text in parts of at most ``BLOCK`` characters that end where a line does, if one
+    does; each is printed on lines of its own.
+    """
+    start = 0
+    while start + BLOCK < len(text):
+        end = text.rfind("\n", start, start + BLOCK)
+        cut = end if end > start else start + BLOCK
+        yield text[start:cut]
+        start = cut + 1 if end > start else cut
+    yield text[start:]
 
 
 def _clip_line(line: str) -> str:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
+from runners.viewer.rollout_view import open_rollout
+from runners.viewer.terminal import BLOCK, render_rollout
 from tests.cli.conftest import Agentrl
 from tests.fakes.records import a_rollout, a_turn, branched_turns, example_run
 
@@ -70,7 +74,8 @@ def test_filters_select_and_json_has_all_of_it(agentrl: Agentrl, run_dir: Path) 
         (("train-000001-00-00", "--chain", "7"), "has 1 branches"),
         (("train-000001-00-00", "--only", "eval"), "filters and pages are of the list"),
         (("train-000001-00-00", "--offset", "1"), "filters and pages are of the list"),
-        (("--full",), "--chain, --full and --wire are of one rollout"),
+        (("--full",), "--chain, --full, --wire and --timeline are of one rollout"),
+        (("train-000001-00-00", "--timeline", "--full"), "--timeline has all branches"),
         (("train-000001-00-00", "--wire", "0", "--full"), "--wire shows one turn, whole"),
         (("train-000001-00-00", "--wire", "0"), "set gateway.record_wire=true"),
         (("train-000001-00-00", "--wire", "7"), "has no turn 7: it has 2"),
@@ -133,3 +138,39 @@ def test_what_is_in_progress_is_counted_below_the_list_and_has_one_of_its_own(
         shown = agentrl("rollouts", str(run_dir), "train-000003-000-00").stdout
         assert "attempt 0 · running.agent · reward –" in " ".join(shown.split())
         assert "── turn 0" in shown
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_what_happened_when_fits_the_terminal(
+    agentrl: Agentrl, run_dir: Path, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    done = agentrl("rollouts", str(run_dir), "train-000002-000-00", "--timeline")
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= width
+    assert any("helper" in line or "agent" in line for line in lines)
+    done = agentrl("rollouts", str(run_dir), "train-000002-000-00", "--timeline", "--json")
+    moments = json.loads(done.stdout)["moments"]
+    assert [each["turn"] for each in moments if each["kind"] == "turn"] == [*range(8)]
+
+
+def test_a_long_text_is_printed_whole_in_parts(tmp_path: Path) -> None:
+    long = f"begin{'x' * (3 * BLOCK)}\n" + "a line\n" * 20_000 + "end"
+    call = {"type": "function", "function": {"name": "Bash", "arguments": {"command": long}}}
+    with RunStore.create(tmp_path / "run", {}) as store:
+        record = a_rollout(turns=1, patch=f"+{long}\n", verdict={"reason": "r", "log": long})
+        store.add_session(record.session_id, {})
+        said = {"role": "assistant", "content": long, "tool_calls": [call]}
+        store.add_turn(a_turn(record.session_id, reply=said))
+        store.put_rollout(record)
+        parts = list(render_rollout(open_rollout(store, record.rollout_id), None, None))
+    console = Console(width=80, file=io.StringIO())
+    sizes = [len("".join(segment.text for segment in console.render(part))) for part in parts]
+    assert max(sizes) < 60 * BLOCK  # of short lines, each as wide as the terminal
+    with console.capture() as shown:
+        for part in parts:
+            console.print(part)
+    text = shown.get()
+    assert text.count("begin") == text.count("end\n") + text.count("end ") == 4
+    assert text.count("a line") == 4 * 20_000
+    assert text.count("x") >= 4 * 3 * BLOCK

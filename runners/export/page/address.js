@@ -1,6 +1,6 @@
 "use strict";
 // The address says what is shown, so that every view has a link: #PLACE?NAME=VALUE&…
-// PLACE is a rollout, "group:SPLIT-STEP-GROUP", or nothing: the overview.
+// PLACE is a rollout, "group:SPLIT-STEP-GROUP", "time:SPLIT-STEP", or nothing: the overview.
 
 const FILTERS = ["search", "only", "outcome", "kind", "step", "group", "task", "min_reward", "sort"];
 const VIEWS = ["tab", "chain", "turn", "with", "attempt", "colour"];

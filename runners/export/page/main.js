@@ -22,6 +22,7 @@ async function content() {
   const { place, view } = state;
   if (!place) return overview();
   if (place.startsWith("group:")) return groupView();
+  if (place.startsWith("time:") && source.live) return stepView();
   const found = await readRollout(place, view.attempt);
   if (view.with) return compareView(found, await readRollout(view.with));
   return () => { open = found; return rolloutView(); };
@@ -116,9 +117,10 @@ const KEYS = {
   3: ["patch", () => choose("Patch")],
   4: ["tests", () => choose("Tests")],
   5: ["record", () => choose("Record")],
+  6: ["timeline", () => choose("Timeline")],
   "?": ["these keys", () => (at("keys").open ? at("keys").close() : at("keys").showModal())],
 };
-const isRolloutPlace = () => state.place && !state.place.startsWith("group:");
+const isRolloutPlace = () => state.place && !/^(group|time):/.test(state.place);
 
 function choose(tab) {
   if (isRolloutPlace()) go({ view: { tab, with: null } }, { replace: true });

@@ -36,7 +36,7 @@ function stepCard(members) {
   const { step, split } = members[0];
   const total = (name) => members.reduce((sum, group) => sum + group[name], 0);
   const graded = total("graded"), rate = graded ? `${((100 * total("solved")) / graded).toFixed(1)}% solved` : "no grades";
-  return make("section", { class: "card step" }, make("h2", {}, split === "eval" ? `Evaluation after step ${step}` : `Step ${step}`, make("span", { class: "dim" }, `${number(total("rollouts"))} rollouts · ${rate}`)),
+  return make("section", { class: "card step" }, make("h2", {}, split === "eval" ? `Evaluation after step ${step}` : `Step ${step}`, make("span", { class: "dim" }, `${number(total("rollouts"))} rollouts · ${rate}`), source.live ? link(`time:${split}-${step}`, {}, {}, "by the clock") : null),
     make("div", { class: "squares" }, members.map((group) => link(groupOf(group), {}, {
       class: `square ${group.graded ? "" : "ungraded"}`, title: `${group.task}: ${group.solved} of ${group.graded} solved, reward ${fixed(group.reward)}`,
       "aria-label": `group ${group.group}, ${group.task}, ${group.solved} of ${group.graded} solved`, style: { "--share": group.graded ? group.solved / group.graded : 0 } }))));

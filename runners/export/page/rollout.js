@@ -136,7 +136,7 @@ function branches() {
 
 // Tabs.
 
-const TABS = { __proto__: null, Conversation: conversation, Tokens: tokens, Patch: patch, Tests: tests, Record: record };
+const TABS = { __proto__: null, Conversation: conversation, Tokens: tokens, Patch: patch, Tests: tests, Record: record, ...(source.live ? { Timeline: timeline } : {}) };
 const tabName = () => (state.view.tab in TABS ? state.view.tab : "Conversation");
 
 function tabs() {

@@ -17,5 +17,7 @@ const source = {
   place: async (query, id) => (await ask(`rollouts/${encodeURIComponent(id)}/place`, query)).place,
   rollout: (id, attempt) => ask(`rollouts/${encodeURIComponent(id)}`, { attempt }),
   wire: (open, turn) => ask(`rollouts/${encodeURIComponent(open.rollout_id)}/wire`, { attempt: String(open.attempt), turn: String(turn.index) }),
+  timeline: async (open) => (await ask(`rollouts/${encodeURIComponent(open.rollout_id)}/timeline`, { attempt: String(open.attempt) })).moments,
+  step: (split, step) => ask("step", { split, step }),
   tokens: (open, turn, from) => ask(`rollouts/${encodeURIComponent(open.rollout_id)}/tokens`, { attempt: String(open.attempt), turn: String(turn.index), from: String(from) }),
 };

@@ -16,6 +16,7 @@ from runners.viewer.server import ViewServer
 from tests.fakes.browser import Browser, needs_chromium, start_browser
 from tests.fakes.records import CONFIG, a_rollout, a_turn, branched_turns
 from tests.runners.viewer.conftest import add_wired
+from tests.runners.viewer.test_timeline import write_rollout
 
 pytestmark = needs_chromium
 HOSTILE = (
@@ -125,6 +126,22 @@ async def test_a_turn_shows_what_was_on_the_wire_as_text(
         assert await browser.run("document.querySelectorAll('.wire img').length") == 0
     await browser.open(f"{(tmp_path / NAME).as_uri()}#train-000003-000-00")
     assert "are not in this file" in await browser.text("#tab > p")
+
+
+async def test_a_step_and_a_rollout_are_seen_by_the_clock(browser: Browser, run_dir: Path) -> None:
+    write_rollout(run_dir)
+    async with ViewServer(run_dir, 0) as server:
+        await browser.open(f"{server.url}#time:train-3")
+        await browser.until("document.querySelectorAll('.lane-of').length === 1")
+        await browser.run(
+            "document.querySelector('.lane-of').dispatchEvent(new MouseEvent('click'))"
+        )
+        await browser.until("document.querySelectorAll('.moments tbody tr').length === 12")
+        assert "finish: abort" in await browser.text(".moments tr.bad")
+        await browser.run("document.querySelector('.moments tr.bad a').click()")
+        await browser.until("document.querySelector('#turn-2.wanted') !== null")
+        await browser.press("6")
+        await browser.until("document.querySelectorAll('.moments tbody tr').length === 12")
 
 
 async def test_two_rollouts_of_a_group_are_seen_where_they_part(

@@ -1,0 +1,88 @@
+"""What happened when: stages, turns of all branches, tools, switched weights and events."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from runners.store.run_store import RunStore
+from runners.viewer.rollout_view import open_rollout
+from runners.viewer.timeline import TEXT, Moment, build_timeline, read_step
+from tests.fakes.records import a_rollout, a_turn
+
+NAME = "train-000003-000-00"
+TIMINGS = {"queue": 2.0, "session": 0.5, "boot": 1.0, "harness": 6.0, "patch": 0.2, "grade": 3.0}
+
+
+def write_rollout(run_dir: Path) -> None:
+    """Write a rollout of three turns, one of them a sub-agent's, whose session opened at 1000 s."""
+    with RunStore.open(run_dir) as store:
+        record = replace(a_rollout(NAME), timings=TIMINGS)
+        store.add_session(record.session_id, {})
+        store.database.execute(
+            "UPDATE session SET created_at = 1000.0 WHERE session_id = ?", (record.session_id,)
+        )
+        first = a_turn(record.session_id, 0, started_at=1001.5, total_s=1.0, engine_s=0.25)
+        helper = a_turn(
+            *(record.session_id, 1),
+            thread="helper", branch="subagent", segment=1, parent=None, prompt_kept=0,
+            started_at=1003.0, weight_version=4, break_reason="\x1b[2J" + "x" * 5000,
+        )  # fmt: skip
+        last = a_turn(
+            *(record.session_id, 2), parent=0, prompt_kept=5, started_at=1004.0,
+            weight_version=4, finish_reason="abort",
+        )  # fmt: skip
+        for turn in (first, helper, last):
+            store.add_turn(turn)
+        store.put_rollout(record)
+        store.event("routing_refused", {"rollout_id": NAME, "reason": "\x1b[2J"})
+        store.event("teardown_failed", {"session_id": "another"})
+
+
+def read(run_dir: Path) -> list[Moment]:
+    with RunStore.open(run_dir, read_only=True) as store:
+        return build_timeline(store, open_rollout(store, NAME))
+
+
+def test_everything_is_in_order_of_the_clock(run_dir: Path) -> None:
+    write_rollout(run_dir)
+    moments = read(run_dir)
+    assert [moment.at for moment in moments] == sorted(moment.at for moment in moments)
+    told = [(each.at, each.text.partition(" ·")[0].partition(":")[0]) for each in moments[:-1]]
+    assert told == [
+        (997.5, "queue"),
+        (999.5, "session"),
+        (1000.0, "boot"),
+        (1001.0, "the agent program works"),
+        (1001.5, "turn 0"),
+        (1002.5, "Bash"),
+        (1003.0, "turn 1"),
+        (1003.0, "weights 3 → 4"),
+        (1004.0, "turn 2"),
+        (1007.0, "patch"),
+        (1007.2, "grade"),
+    ]
+    assert moments[-1].text.startswith("routing_refused")
+    tools = next(each for each in moments if each.kind == "tools")
+    assert (tools.seconds, tools.turn, tools.thread) == (1.5, 0, "main")
+
+
+def test_waits_and_aborts_are_told_and_texts_are_bounded(run_dir: Path) -> None:
+    write_rollout(run_dir)
+    by_turn = {each.turn: each for each in read(run_dir) if each.kind == "turn"}
+    assert "0.75 s of it outside the engine" in by_turn[0].text
+    assert (by_turn[0].fault, by_turn[2].fault) == (False, True)
+    assert "finish: abort" in by_turn[2].text
+    assert by_turn[1].thread == "helper"
+    assert max(len(each.text) for each in read(run_dir)) <= TEXT
+    assert not any("\x1b" in each.text for each in read(run_dir))
+
+
+def test_a_step_has_its_attempts_with_their_stages(run_dir: Path) -> None:
+    write_rollout(run_dir)
+    with RunStore.open(run_dir, read_only=True) as store:
+        found = read_step(store, "train", 3)
+        assert found["total"] == 1
+        assert found["attempts"][0]["stages"][2] == ("boot", 1000.0, 1.0)
+        first = read_step(store, "train", 1)
+    assert [each["counts"] for each in first["attempts"]] == [1, 1, 0, 1, 1]
