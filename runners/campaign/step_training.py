@@ -96,6 +96,8 @@ class StepTraining:
         # A second signal must not wait for a long step, or for a loss that hangs.
         trained: TrainedStep = await run_in_daemon(self._trainer.step, samples.rollouts)
         note_masked(self._store, "routing_refused", trained.refused)
+        sessions = {record.rollout_id: record.session_id for record in samples.records}
+        self._store.put_agreements((sessions[a.rollout_id], a) for a in trained.agreements)
         for reason in trained.failed_updates:
             self._store.event("update_failed", {"step": step, "reason": reason})
             self._progress.add_note(f"an update of step {step} is left out: {reason}")

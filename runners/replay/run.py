@@ -34,6 +34,7 @@ from runners.tasks.contract import Task
 from runners.tasks.task_repositories import TaskRepositories, describe_workspace
 from runners.tasks.task_sets import load_tasks
 from runners.training.bootstrap.tiny import tiny_directory
+from runners.trajectory.ids import parse_session_id
 from runners.trajectory.record import RolloutRecord, Turn
 
 UNUSED_ENGINE_URL = "http://127.0.0.1:1"
@@ -179,11 +180,9 @@ class _Replay:
 
 
 def _record(store: RunStore, rollout: str) -> RolloutRecord:
-    attempts = [
-        record
-        for record in store.each_rollout()
-        if rollout in (record.rollout_id, record.session_id)
-    ]
+    attempts = store.attempts(rollout)
+    if not attempts and (named := parse_session_id(rollout)) is not None:
+        attempts = [each for each in store.attempts(named[0]) if each.session_id == rollout]
     if not attempts:
         raise ReplayError(
             f"{store.run_dir} has no rollout {rollout}: `agentrl status {store.run_dir}` shows "

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from runners.store.database import Database
 from runners.store.json_text import dumps, loads
 from runners.store.record_rows import ROLLOUTS, read_rollout
 from runners.store.store_error import StoreError
+from runners.store.tables import AGREEMENT_SINCE
 from runners.trajectory.counters import rename_counters
 from runners.trajectory.ids import parse_session_id
 from runners.trajectory.record import RolloutRecord
+from runners.trajectory.routing import TokenAgreement
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +169,26 @@ class CampaignTables:
             raise StoreError(
                 f"step {step} of {self.run_dir} cannot finish: it never began, or is finished"
             )
+
+    def put_agreements(self, found: Iterable[tuple[str, TokenAgreement]]) -> None:
+        """Store how far training's router agrees with chains of sessions, ``(session, agreement)``;
+        those of a step that is trained again replace the former ones.
+        """
+        with self._db.write():
+            for session_id, each in found:
+                self._db.execute(
+                    "INSERT OR REPLACE INTO agreement VALUES (?, ?, ?)",
+                    (session_id, each.tokens_crc, zlib.compress(each.percent.tobytes(), 3)),
+                )
+
+    def agreements(self, session_id: str) -> list[tuple[int, NDArray[np.uint8]]]:
+        """Return checksum of the tokens and ``TokenAgreement.percent`` of a session's chains."""
+        if self._db.rows("PRAGMA user_version")[0][0] < AGREEMENT_SINCE:
+            return []
+        rows = self._db.rows(
+            "SELECT tokens_crc, percent FROM agreement WHERE session_id = ?", (session_id,)
+        )
+        return [(crc, np.frombuffer(zlib.decompress(data), np.uint8)) for crc, data in rows]
 
     def add_metrics(self, step: int, metrics: Mapping[str, Any]) -> bool:
         """Add figures that came after a step was finished; returns False if it is not."""

@@ -13,11 +13,13 @@ from runners.store.store_error import StoreError
 
 APPLICATION_ID = 0x61676E74
 """Marks a SQLite file as a run's store ("agnt")."""
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 ROUTING_SINCE = 3
 """First version that has the table ``routing``."""
 WIRE_SINCE = 5
 """Likewise ``wire``."""
+AGREEMENT_SINCE = 6
+"""Likewise ``agreement``."""
 
 ROLLOUT_ENDS = (
     "CREATE INDEX IF NOT EXISTS rollout_ends ON rollout "
@@ -101,7 +103,16 @@ CREATE TABLE wire (
 ) STRICT;
 """
 
-MIGRATIONS = {1: LEDGER, 2: ROUTING_DDL, 3: SCHEDULE, 4: WIRE}
+AGREEMENT = """
+-- How far training's own router agreed with the replayed experts of a chain, token by token: uint8,
+-- zlib's. Written by the driver after the step's training.
+CREATE TABLE agreement (
+    session_id TEXT NOT NULL, tokens_crc INTEGER NOT NULL, percent BLOB NOT NULL,
+    PRIMARY KEY (session_id, tokens_crc)
+) STRICT;
+"""
+
+MIGRATIONS = {1: LEDGER, 2: ROUTING_DDL, 3: SCHEDULE, 4: WIRE, 5: AGREEMENT}
 """Statements that bring a store of that version to the next one."""
 
 

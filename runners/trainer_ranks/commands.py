@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from runners.training import checkpoint
 from runners.training.sample import Sample
+from runners.trajectory.routing import TokenAgreement
 
 if TYPE_CHECKING:  # it imports torch, which takes seconds
     from runners.training.local import LocalTrainer
@@ -24,6 +25,8 @@ class TrainedStep:
     """Rollouts that were masked for their routing, with the reason."""
     failed_updates: Sequence[str]
     """Updates that were left out because a plug-in's loss failed: reasons."""
+    agreements: Sequence[TokenAgreement] = ()
+    """Token by token, of a trainer in this process; those of several ranks stay in them."""
 
 
 class Trainer(Protocol):
@@ -69,7 +72,8 @@ class TrainerHere:
     def step(self, rollouts: Sequence[Rollout]) -> TrainedStep:
         """See ``Trainer.step``."""
         metrics = self.local.step(rollouts)
-        return TrainedStep(metrics, self.local.refused, self.local.failed_updates)
+        local = self.local
+        return TrainedStep(metrics, local.refused, local.failed_updates, local.agreements)
 
     def fit(self, examples: Sequence[Sample]) -> dict[str, Any]:
         """See ``Trainer.fit``."""

@@ -50,7 +50,7 @@ from runners.training.totals import StepTotals
 from runners.training.training_error import TrainingError
 from runners.training.tree.layers import enable_trees
 from runners.trajectory.record import LogprobArray
-from runners.trajectory.routing import Routing, RoutingError
+from runners.trajectory.routing import Routing, RoutingError, TokenAgreement
 
 NATIVE = RoutingOffConfig(kind="off")
 """No replay: training chooses its own experts."""
@@ -182,6 +182,13 @@ class LocalTrainer:
         the reason: layer and token.
         """
         return {} if self.replay is None else self.replay.refused
+
+    @property
+    def agreements(self) -> Sequence[TokenAgreement]:
+        """Agreement of its own router with the routing that was replayed in the last step, of the
+        samples that this process ran.
+        """
+        return [] if self.replay is None else self.replay.agreements
 
     def _prepare(self, rollouts: Sequence[Rollout], totals: StepTotals) -> Sequence[Rollout]:
         """Return the samples, checked and, where the configuration needs it, with the trainer's

@@ -56,6 +56,25 @@ class RoutingShape:
         )
 
 
+NO_ROW = 255
+"""In ``TokenAgreement.percent``: the token's experts were not replayed."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenAgreement:
+    """Agreement of training's own router with the replayed experts of a sample, token by token,
+    before the step's first update.
+    """
+
+    rollout_id: str
+    tokens_crc: int
+    """``checksum_tokens`` of the tokens that were run, which begin a chain."""
+    percent: NDArray[np.uint8]
+    """uint8 [n]: share of a token's (layer, expert) slots that training would choose too, 0 to 100,
+    rounded down so that 100 is all of them; ``NO_ROW``.
+    """
+
+
 @dataclass(frozen=True, slots=True)
 class TurnRouting:
     """Routing of one turn, for the positions that no earlier turn on its path has."""

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from runners.export.contract import Decode
 from runners.export.html import build_turn_graph
 from runners.trajectory.record import Segment, Turn
-from runners.trajectory.routing import RoutingError, RoutingShape, build_segment_routing
+from runners.trajectory.routing import (
+    NO_ROW,
+    RoutingError,
+    RoutingShape,
+    build_segment_routing,
+    checksum_tokens,
+)
 from runners.viewer.filters import ViewError
 from runners.viewer.rollout_view import ViewedRollout
 
@@ -57,12 +64,20 @@ class _Cutter:
 
 
 def build_tokens(
-    view: ViewedRollout, index: int, start: int, decode: Decode | None, shape: RoutingShape | None
+    view: ViewedRollout,
+    index: int,
+    start: int,
+    decode: Decode | None,
+    shape: RoutingShape | None,
+    agreements: Iterable[tuple[int, NDArray[np.uint8]]] = (),
 ) -> dict[str, Any]:
     """Return a page of a turn's tokens, those that it added, from the ``start``-th on.
 
-    ``logprobs`` are null for tokens that were not sampled, ``routed`` has a code for each token;
-    ``words`` has the text of each id. Raises ViewError for a turn that does not exist.
+    ``logprobs`` are null for tokens that were not sampled, ``routed`` has a code for each token,
+    ``agreed`` the percentage of its experts that training's own router would choose, null: not
+    known; ``words`` has the text of each id.
+
+    ``agreements``: as the store has them. Raises ViewError for a turn that does not exist.
     """
     turns = view.exported.turns
     if not 0 <= index < len(turns):
@@ -83,7 +98,22 @@ def build_tokens(
         "logprobs": logprobs,
         "versions": [int(versions[at - prompt]) if at >= prompt else None for at in part],
         "routed": None if routed is None else routed[part.start : part.stop],
+        "agreed": _find_agreement(view, turn, agreements)[part.start : part.stop],
     }
+
+
+def _find_agreement(
+    view: ViewedRollout, turn: Turn, agreements: Iterable[tuple[int, NDArray[np.uint8]]]
+) -> list[int | None]:
+    """Return the percentage of each token that a turn added; of a chain that was run in training
+    its beginning is known.
+    """
+    chain = next(each for each in view.exported.chains if each.index == turn.segment)
+    for crc, percent in agreements:
+        if checksum_tokens(chain.tokens[: len(percent)]) == crc and len(percent):
+            part = percent[turn.prompt_kept :].tolist()
+            return [None if each == NO_ROW else each for each in part]
+    return []
 
 
 def _words(ids: list[int], decode: Decode) -> Iterator[tuple[str, str]]:

@@ -82,12 +82,14 @@ class PageReader:
         """Return a page of the tokens of one turn; raises ViewError."""
         if not self._knows_decode:
             self._decode, self._knows_decode = find_decode(self._store.config()), True
+        view = self._view(rollout_id, given)
         return build_tokens(
-            self._view(rollout_id, given),
+            view,
             _number(given, "turn", 0) or 0,
             _number(given, "from", 0) or 0,
             self._decode,
             self._store.routing_shape(),
+            self._store.agreements(view.record.session_id),
         )
 
     def read_wire(self, rollout_id: str, given: Given) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 // PLACE is a rollout, "group:SPLIT-STEP-GROUP", "time:SPLIT-STEP", or nothing: the overview.
 
 const FILTERS = ["search", "only", "outcome", "kind", "step", "group", "task", "min_reward", "sort"];
-const VIEWS = ["tab", "chain", "turn", "with", "attempt", "colour"];
+const VIEWS = ["tab", "chain", "turn", "with", "attempt", "colour", "show"]; // show=overview: on a phone the list is a page of its own
 
 function readAddress() {
   const [place, rest = ""] = location.hash.slice(1).split("?");

@@ -31,7 +31,7 @@ async function content() {
 async function render(before = null) {
   drawn += 1;
   const mine = drawn, queried = before === null || JSON.stringify(before.query) !== JSON.stringify(state.query);
-  document.body.classList.toggle("reading", state.place !== "");
+  document.body.classList.toggle("reading", state.place !== "" || state.view.show === "overview");
   showFilters();
   const listed = queried ? reloadList() : drawList();
   const samePlace = before !== null && before.place === state.place && before.view.with === state.view.with && before.view.attempt === state.view.attempt;
@@ -66,6 +66,7 @@ function draw(parts, samePlace, before) {
   main.scrollTop = samePlace ? top : 0;
   if (isRollout) {
     fillTab();
+    bringTabUp();
     if (atEnd) main.scrollTop = main.scrollHeight;
     if (samePlace && before.view.tab !== state.view.tab) showTabs();
   }
@@ -89,6 +90,12 @@ async function follow() {
   }
 }
 
+// Scroll the bar of tabs to the chosen one: a phone has not all of them.
+function bringTabUp() {
+  const bar = document.querySelector(".tabs"), tab = bar.querySelector("[aria-selected=true]");
+  bar.scrollLeft = tab.offsetLeft - bar.offsetLeft + tab.offsetWidth - bar.clientWidth;
+}
+
 // Bring the tabs up, so that what was chosen is seen.
 function showTabs() {
   const bar = document.querySelector(".tabs"), main = at("main");
@@ -97,7 +104,7 @@ function showTabs() {
 }
 
 function closeMain() {
-  go({ place: "" });
+  go({ place: "", view: { show: null } });
 }
 
 // Keys.

@@ -11,7 +11,7 @@ async function overview() {
     const key = `${group.split} ${group.step}`;
     steps.set(key, [...(steps.get(key) ?? []), group]);
   }
-  const head = make("div", { class: "title" }, make("h1", {}, run.name), run.state ? make("span", { class: STATES[run.state] ?? "dim" }, run.state) : null);
+  const head = make("div", { class: "title" }, back(), make("h1", {}, run.name), run.state ? make("span", { class: STATES[run.state] ?? "dim" }, run.state) : null);
   const keys = make("p", { class: "dim" }, "A square is a group: the share of its rollouts that solved the task. ", make("kbd", {}, "?"), " shows the keys.");
   const live = source.live && run.in_progress ? await source.list({ only: ["running"], sort: "-duration" }, 0, LIVE) : null;
   const inProgress = live?.rows.length ? progressCard(live) : null;
@@ -63,9 +63,11 @@ async function groupView() {
     make("div", { class: "card scroll" }, make("table", {}, make("thead", {}, make("tr", {}, columns.map((name, index) => make("th", { class: index > 2 && index < 8 ? "number" : null, scope: "col" }, name)))), make("tbody", {}, body)))];
 }
 
+const back = () => make("button", { class: "back", onclick: closeMain, "aria-label": "back to the list" }, "‹ list");
+
 // Run › step › group › rollout.
 function crumbs(row, rollout = null) {
   const step = row.split === "eval" ? `evaluation after step ${row.step}` : `step ${row.step}`;
-  return make("nav", { class: "crumbs", "aria-label": "place" }, make("button", { class: "back", onclick: closeMain, "aria-label": "back to the list" }, "‹ list"), link("", {}, {}, run.name), " › ", step, " › ",
+  return make("nav", { class: "crumbs", "aria-label": "place" }, back(), link("", { show: "overview" }, {}, run.name), " › ", step, " › ",
     rollout ? link(groupOf(row), {}, {}, `group ${row.group}`) : `group ${row.group}`, rollout ? ` › member ${row.member}` : null);
 }

@@ -82,7 +82,7 @@ function time() {
       ...(turn.finish_reason === "stop" ? [] : [make("rect", { class: "cut", x: x(from) + wide(turn.total_s) - 3, y: y - 2, width: 3, height: row - 4 })])));
   }
   const used = AGENTS.filter((kind) => open.turns.some((turn) => turn.branch === kind));
-  return make("section", { class: "card" }, make("h2", {}, "Time"), ...phases(), make("div", { style: { height: "10px" } }), svg,
+  return make("section", { class: "card" }, make("h2", {}, "Time"), ...phases(), make("div", { style: { height: "10px" } }), make("div", { class: "scroll" }, make("div", { class: "lanes" }, svg)),
     make("div", { class: "legend" }, ...used.map((kind) => make("span", { "data-kind": kind }, make("i", { style: { background: "var(--kind)" } }), kind)), make("span", {}, "dark: in the engine · faded: another branch · hatched: not in the loss · red end: cut off")));
 }
 

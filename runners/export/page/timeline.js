@@ -42,7 +42,7 @@ async function stepView() {
   const [split, step] = state.place.slice("time:".length).split("-");
   const { attempts, total } = await source.step(split, step);
   const about = split === "eval" ? `Evaluation after step ${step}` : `Step ${step}`;
-  const head = [make("nav", { class: "crumbs", "aria-label": "place" }, make("button", { class: "back", onclick: closeMain, "aria-label": "back to the list" }, "‹ list"), link("", {}, {}, run.name), " › ", about), make("div", { class: "title" }, make("h1", {}, `${about} by the clock`))];
+  const head = [make("nav", { class: "crumbs", "aria-label": "place" }, back(), link("", { show: "overview" }, {}, run.name), " › ", about), make("div", { class: "title" }, make("h1", {}, `${about} by the clock`))];
   const spans = attempts.flatMap((one) => one.stages);
   if (!spans.length) return [...head, empty("No attempt of this step has ended yet.")];
   const start = Math.min(...spans.map(([, at]) => at)), end = Math.max(...spans.map(([, at, seconds]) => at + seconds));

@@ -2,11 +2,11 @@
 // The tokens of a chain as they were sampled, each turn's when it comes into view.
 
 const TOKENS_AT_ONCE = 4000;
-const COLOURS = { __proto__: null, probability: "how likely the token was", mask: "which tokens are in the loss", advantage: "what the loss does with them", version: "weights that sampled them", routing: "experts that were recorded" };
+const COLOURS = { __proto__: null, probability: "how likely the token was", mask: "which tokens are in the loss", advantage: "what the loss does with them", version: "weights that sampled them", routing: "experts that were recorded, and how far training's own router agrees" };
 const seen = new IntersectionObserver((entries) => entries.filter((entry) => entry.isIntersecting).forEach((entry) => {
   seen.unobserve(entry.target);
   entry.target.dispatchEvent(new Event("seen"));
-}), { rootMargin: "600px" });
+}), { root: at("main"), rootMargin: "600px" });
 
 const colourName = () => (state.view.colour in COLOURS ? state.view.colour : "probability");
 const spaced = (text) => (text === "" ? "∅" : text.replace(/\n/g, "⏎\n").replace(/\t/g, "⇥\t"));
@@ -18,6 +18,7 @@ function tokens() {
   const legend = keep("legend", () => make("div", { class: "legend card" }, make("span", { role: "group", "aria-label": "colours" }, Object.entries(COLOURS).map(([name, about]) =>
     make("button", { "aria-pressed": String(name === colourName()), title: about, onclick: () => go({ view: { colour: name } }, { replace: true }) }, name))),
     make("span", { class: "dim" }, "grey: context, mask 0"), colourName() === "probability" ? make("span", {}, "unlikely ", make("span", { class: "ramp" }), " certain") : null,
+    colourName() === "routing" ? make("span", {}, "other experts in training ", make("span", { class: "ramp" }), " the same, or not compared") : null,
     make("span", { class: "dim" }, "dotted: trained in another chain")));
   const detail = keep("detail", () => make("div", { class: "detail mono", id: "detail", "aria-live": "polite" }, "Point at a token."));
   return [legend, ...turns.map((turn) => keep(turn.index, () => wrap(turn, tokenBox(turn)))), detail];
@@ -35,7 +36,7 @@ function tokenBox(turn) {
       if (first) box.replaceChildren();
       first = false;
       page.ids.forEach((id, index) => {
-        const one = { position: page.start + index, id, text: page.words?.[id] ?? `${id} `, logprob: page.logprobs[index], version: page.versions[index], routed: page.routed?.[index] ?? null };
+        const one = { position: page.start + index, id, text: page.words?.[id] ?? `${id} `, logprob: page.logprobs[index], version: page.versions[index], routed: page.routed?.[index] ?? null, agreed: page.agreed?.[index] ?? null };
         box.append(token(one, data.length, turn));
         data.push(one);
       });
@@ -70,6 +71,7 @@ function token(one, n, turn) {
   if (colour === "routing") {
     tone = one.routed === null || one.routed === 0 ? "context" : "sampled";
     if (one.routed) style["--hue"] = one.routed === 1 ? 140 : 30;
+    if (one.agreed !== null) style["--hue"] = (one.agreed * 1.3).toFixed(0);
   }
   return make("span", { class: tone, "data-n": n, style }, spaced(one.text));
 }
@@ -82,5 +84,6 @@ function tell(one, turn) {
     open.tokens.trained ? `advantage ${signed(open.advantage)}` : "rollout not trained");
   else parts.push("context, mask 0");
   if (one.routed !== null) parts.push(["no experts recorded", "experts recorded with these weights", "experts recorded with other weights: not replayed"][one.routed]);
+  if (one.agreed !== null) parts.push(`training's router chooses ${one.agreed} % of them, too`);
   at("detail").textContent = parts.join(" · ");
 }

@@ -17,6 +17,7 @@ from torch import Tensor
 from runners.training.micro_batches import MicroBatch
 from runners.training.peers import TrainingPeers
 from runners.training.routing.evidence import CERTAINTY, pool_rows, scan_rows
+from runners.trajectory.routing import NO_ROW, TokenAgreement, checksum_tokens
 
 MOST_AT_FAULT = 0.5
 """If more of the samples are at fault, none of them is: it is the engine, the wire or the model."""
@@ -46,6 +47,8 @@ class DisagreementCheck:
     """Rollout and reason of each sample at fault."""
     largest: float | None = None
     """Largest share of a sample's choices that training would not make."""
+    agreements: list[TokenAgreement] = field(default_factory=list)
+    """Of each sample that had routing, in this process."""
     _pools: dict[str, _Pool] = field(init=False)
     """By kind of token, of the samples that are not at fault. Rows that are wrong from the first
     sampled token on would be lost among those of long prompts.
@@ -63,6 +66,7 @@ class DisagreementCheck:
         """
         known, others = routed.cpu().numpy(), other.cpu().numpy()
         by_token = others.sum(axis=1, dtype=np.int64)
+        ids = batch.input_ids.reshape(-1).cpu().numpy()
         faulty = []
         sound = np.zeros(len(known), bool)
         """Positions of samples that are not at fault."""
@@ -73,6 +77,13 @@ class DisagreementCheck:
             reason = None
             if len(tokens):
                 self.samples += 1
+                self.agreements.append(
+                    TokenAgreement(
+                        rollout_id,
+                        checksum_tokens(ids[path]),
+                        self._count_percent(by_token[path], known[path]),
+                    )
+                )
                 reason = self._judge(by_token[path[tokens]], tokens)
             if reason is None:
                 sound[path] = True
@@ -117,6 +128,13 @@ class DisagreementCheck:
                         "tokens are none that training would make"
                     )
         return None
+
+    def _count_percent(
+        self, other: NDArray[np.int64], known: NDArray[np.bool_]
+    ) -> NDArray[np.uint8]:
+        """Return ``TokenAgreement.percent`` of tokens with so many other choices, int64 [n]."""
+        slots = self.top_k * len(self.layers)
+        return np.where(known, 100 * (slots - other) // slots, NO_ROW).astype(np.uint8)
 
     def _judge(self, other: NDArray[np.int64], tokens: NDArray[np.intp]) -> str | None:
         """Return why a sample is at fault; ``other``: its choices per token, int64 [n]."""

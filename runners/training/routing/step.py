@@ -27,7 +27,7 @@ from runners.training.routing.disagreement import DisagreementCheck
 from runners.training.routing.replay import ReplayCounts, RouterReplay
 from runners.training.routing.shadow import ShadowComparison
 from runners.training.sample import Sample
-from runners.trajectory.routing import Routing, RoutingError, RoutingShape
+from runners.trajectory.routing import Routing, RoutingError, RoutingShape, TokenAgreement
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,8 @@ class RoutingReplay:
             )
         self.refused: dict[str, str] = {}
         """Rollouts of the step whose routing is impossible or another's, with the reason."""
+        self.agreements: list[TokenAgreement] = []
+        """Of the step's samples that this process ran."""
         self._totals = _Totals()
         self._check: DisagreementCheck | None = None
         """Of the step's first pass over its samples; None: it is over, or nothing is compared."""
@@ -99,7 +101,7 @@ class RoutingReplay:
         back with advantage 0 and without routing. RoutingError also if no token of the step came
         with its routing.
         """
-        self._totals, self.refused = _Totals(), {}
+        self._totals, self.refused, self.agreements = _Totals(), {}, []
         if isinstance(self.config, RoutingRecomputeConfig):
             return list(samples)
         self._check = DisagreementCheck(
@@ -236,6 +238,7 @@ class RoutingReplay:
         check, self._check = self._check, None
         if check is None or isinstance(self.config, RoutingRecomputeConfig):
             return
+        self.agreements = check.agreements
         check.merge(peers)
         for rollout_id, reason in check.faults:
             self.refused.setdefault(rollout_id, reason)

@@ -6,6 +6,7 @@ import asyncio
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from conf.errors import ExitCode
@@ -14,6 +15,7 @@ from runners.campaign.step_training import note_masked
 from runners.store.run_store import RunStore
 from runners.testing.completions import Completion
 from runners.testing.scripted_engine import ScriptedEngine
+from runners.trajectory.routing import NO_ROW
 from tests.runners.campaign.conftest import Miniature
 
 pytestmark = pytest.mark.integration
@@ -40,7 +42,12 @@ def test_a_campaign_under_an_int8_engine_replays_every_token_of_every_branch(
     with miniature.store() as store:
         turns = [turn for name in store.sessions() for turn in store.turns(name)]
         routed = [len(store.routed_turns(name)) for name in store.sessions()]
+        found = [percent for name in store.sessions() for _, percent in store.agreements(name)]
     assert sum(routed) == len(turns) > 0
+    replayed = np.concatenate(found)
+    replayed = replayed[replayed != NO_ROW]
+    assert 0 < np.mean(replayed < 100) < 0.5
+    assert replayed.max() == 100
 
 
 async def test_an_engine_that_returns_no_routing_ends_the_campaign_before_its_first_rollout(

@@ -75,6 +75,7 @@ def test_an_older_store_is_read_without_routing_and_holds_it_once_it_is_opened_t
         db.execute("DROP TABLE routing")
         db.execute("DROP TABLE schedule")
         db.execute("DROP TABLE wire")
+        db.execute("DROP TABLE agreement")
         if version == 1:
             db.execute("DROP TABLE ledger")
         db.execute(f"PRAGMA user_version = {version}")

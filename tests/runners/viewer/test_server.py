@@ -12,7 +12,12 @@ import numpy as np
 import pytest
 
 from runners.store.run_store import RunStore
-from runners.trajectory.routing import build_turn_routing
+from runners.trajectory.routing import (
+    NO_ROW,
+    TokenAgreement,
+    build_turn_routing,
+    checksum_tokens,
+)
 from runners.viewer.filters import ViewError
 from runners.viewer.page_data import LATER, TEXT, TOTAL, _Cutter
 from runners.viewer.server import ViewServer, load_token, name_in_address
@@ -172,9 +177,14 @@ async def test_tokens_say_whether_their_experts_were_recorded(run_dir: Path) -> 
         store.add_session(turn.session_id, {})
         store.add_turn(turn, routing)
         store.put_rollout(a_rollout("train-000003-000-00"))
+        percent = np.array([100, 87, NO_ROW, 100], np.uint8)  # the last token was not run
+        agreement = TokenAgreement("", checksum_tokens(path[:4]), percent)
+        other = TokenAgreement("", checksum_tokens(path[1:3]), percent[:2])
+        store.put_agreements([(turn.session_id, other), (turn.session_id, agreement)])
     async with ViewServer(run_dir, 0) as server:
         _, page = await get(server, "api/rollouts/train-000003-000-00/tokens?turn=0")
     assert page["routed"] == [1, 1, 1, 1, 0], "the last token never went through the model"
+    assert page["agreed"] == [100, 87, None, 100]
 
 
 async def test_a_run_that_goes_on_is_seen(server: ViewServer, run_dir: Path) -> None:
