@@ -29,7 +29,10 @@ function make(name, attributes = {}, ...children) {
 }
 
 // A text with U+FFFD for what would change the direction of the text after it: a patch must not read otherwise than it runs.
-const visible = (text) => text.replace(/[\u202a-\u202e\u2066-\u2069]/g, "\ufffd");
+// A text that the browser would lay out for minutes is cut off.
+const LONGEST = 1000000;
+const whole = (text) => (text.length > LONGEST ? `${text.slice(0, LONGEST)}\n… ${number(text.length - LONGEST)} more characters` : text);
+const visible = (text) => whole(text).replace(/[\u202a-\u202e\u2066-\u2069]/g, "\ufffd");
 
 // Text of a message's content, of a call's argument, of anything in JSON.
 function asText(content) {

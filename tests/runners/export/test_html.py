@@ -56,7 +56,7 @@ def test_a_page_holds_every_rollout_and_loads_nothing(tmp_path: Path) -> None:
     assert page.blocks["words"][0]["100"] == "<[100]>"
     assert not {"link", "img", "iframe", "object"} & set(page.tags)
     links = [value for name, value in page.attributes if name in ("src", "href")]
-    assert links == ["#"], "the run's name leads to the overview"
+    assert links == ["#?show=overview"], "the run's name leads to the overview"
     policy = next(
         value for name, value in page.attributes if name == "content" and "src" in (value or "")
     )
