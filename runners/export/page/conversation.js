@@ -40,10 +40,12 @@ const ARGUMENTS = 200; // of a call that are drawn
 
 function call(one) {
   const given = one?.function?.arguments;
-  const entries = given && typeof given === "object" ? Object.entries(given) : [["", given]];
-  return make("div", { class: "call" }, make("b", {}, asText(one?.function?.name ?? "?")),
+  const all = Object.entries(given && typeof given === "object" ? given : { "": given });
+  const beyond = all.length > 1000 && all.at(-1)[0] === "…" ? all.at(-1)[1] : null; // the server's note on what it left out: it sends 1,000
+  const entries = beyond === null ? all : all.slice(0, -1);
+  return make("div", { class: "call" }, make("b", {}, asText(one?.function?.name ?? "?").slice(0, 200)),
     make("dl", {}, entries.slice(0, ARGUMENTS).flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, make("pre", { class: "may-clip" }, asText(value)))])),
-    entries.length > ARGUMENTS ? make("p", { class: "dim" }, `${number(entries.length - ARGUMENTS)} more arguments`) : null);
+    entries.length > ARGUMENTS ? make("p", { class: "dim" }, `${number(entries.length - ARGUMENTS)} more arguments`, beyond ? `, and ${asText(beyond)}` : null) : null);
 }
 
 function message(said) {

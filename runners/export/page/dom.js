@@ -24,7 +24,7 @@ function make(name, attributes = {}, ...children) {
     else node.setAttribute(key, value === true ? "" : value);
   }
   // One by one: a call takes some 100,000 arguments, and a policy decides how many parts a text has.
-  for (const child of children.flat()) if (child !== null && child !== undefined) node.append(child instanceof Node ? child : visible(String(child)));
+  for (const child of children.flat()) if (child !== null && child !== undefined) if (child instanceof Node) node.append(child); else appendText(node, visible(String(child)));
   return node;
 }
 
@@ -33,6 +33,15 @@ function make(name, attributes = {}, ...children) {
 const LONGEST = 1000000;
 const whole = (text) => (text.length > LONGEST ? `${text.slice(0, LONGEST)}\n… ${number(text.length - LONGEST)} more characters` : text);
 const visible = (text) => whole(text).replace(/[\u202a-\u202e\u2066-\u2069]/g, "\ufffd");
+
+// Append a text; a word of thousands of letters may be broken every PIECE: to find a place in all of it, the browser takes minutes.
+const PIECE = 500;
+function appendText(node, text) {
+  text.split(/(\S{2000,})/).forEach((part, index) => {
+    if (index % 2 === 0) node.append(part);
+    else for (let from = 0; from < part.length; from += PIECE) node.append(part.slice(from, from + PIECE), document.createElement("wbr"));
+  });
+}
 
 // Text of a message's content, of a call's argument, of anything in JSON.
 function asText(content) {

@@ -93,7 +93,7 @@ async function follow() {
 // Scroll the bar of tabs to the chosen one: a phone has not all of them.
 function bringTabUp() {
   const bar = document.querySelector(".tabs"), tab = bar.querySelector("[aria-selected=true]");
-  bar.scrollLeft = tab.offsetLeft - bar.offsetLeft + tab.offsetWidth - bar.clientWidth;
+  bar.scrollLeft += Math.max(0, Math.ceil(tab.getBoundingClientRect().right - bar.getBoundingClientRect().right));
 }
 
 // Bring the tabs up, so that what was chosen is seen.

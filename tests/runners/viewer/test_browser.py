@@ -240,7 +240,24 @@ async def test_a_call_of_any_number_of_arguments_is_drawn(browser: Browser, tmp_
     async with ViewServer(tmp_path / "wide", 0) as server:
         await browser.open(f"{server.url}#{record.rollout_id}")
         await browser.until("document.querySelector('#tab .call') !== null")
-        assert "79,800 more arguments" in await browser.text("#tab .call")
+        assert "800 more arguments, and … 79,000 more" in await browser.text("#tab .call")
+
+
+async def test_a_word_of_any_length_is_drawn_and_read_whole(
+    browser: Browser, tmp_path: Path
+) -> None:
+    word = "x" * 90_000
+    with RunStore.create(tmp_path / "word", {}) as store:
+        record = a_rollout(turns=1)
+        store.add_session(record.session_id, {})
+        said = {"role": "assistant", "content": f"a {word} z"}
+        store.add_turn(a_turn(record.session_id, reply=said))
+        store.put_rollout(record)
+    async with ViewServer(tmp_path / "word", 0) as server:
+        await browser.open(f"{server.url}#{record.rollout_id}")
+        await browser.until("document.querySelectorAll('.message .text wbr').length > 100")
+        shown = "[...document.querySelectorAll('.message .text')].at(-1).textContent"
+        assert await browser.run(f"{shown} === 'a ' + 'x'.repeat(90000) + ' z'")
 
 
 async def test_a_phone_shows_the_list_or_the_rollout(browser: Browser, run_dir: Path) -> None:
@@ -254,6 +271,19 @@ async def test_a_phone_shows_the_list_or_the_rollout(browser: Browser, run_dir: 
         assert await browser.run("document.documentElement.scrollWidth") == 390
         await browser.run("document.querySelector('.back').click()")
         await browser.until("document.querySelector('aside').offsetWidth === 390")
+        await browser.run("at('name').click()")
+        await browser.until("document.querySelector('.square')?.offsetWidth > 0")
+        await browser.run("document.querySelector('.back').click()")
+        await browser.until("document.querySelector('aside').offsetWidth === 390")
+        await browser.run("go({ place: 'train-000001-00-00', view: { tab: 'Timeline' } })")
+        await browser.until("document.querySelector('.moments td') !== null")
+        bar, tab = (
+            "document.querySelector('.tabs')",
+            "document.querySelector('.tabs [aria-selected=true]')",
+        )
+        assert await browser.run(
+            f"{tab}.getBoundingClientRect().right <= {bar}.getBoundingClientRect().right + 1"
+        )
 
 
 def write_hostile(run_dir: Path) -> None:
