@@ -7,7 +7,7 @@ counts. The turns of its session are on disk before the agent program sees their
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from runners.store.json_text import dumps, loads
@@ -135,14 +135,17 @@ def _find_code(store: RunStore, rollout_id: str, attempt: int) -> tuple[str, str
     return RETRYING, Stage.QUEUE
 
 
-def describe_progress(store: RunStore, rollout_id: str) -> dict[str, Any] | None:
+def describe_progress(
+    store: RunStore, rollout_id: str, found: Mapping[str, tuple[int, str]] | None = None
+) -> dict[str, Any] | None:
     """Return ``code``, ``attempt`` and number of ``turns`` of a rollout in progress; None: it is
-    not. They differ as soon as there is more to see of it.
+    not. They differ as soon as there is more to see of it. ``found``: what ``find_in_progress``
+    returned, if it is known.
     """
-    found = find_in_progress(store).get(rollout_id)
-    if found is None:
+    latest = (find_in_progress(store) if found is None else found).get(rollout_id)
+    if latest is None:
         return None
-    attempt, session_id = found
+    attempt, session_id = latest
     turns = store.query("SELECT count(*) FROM turn WHERE session_id = ?", (session_id,))[0][0]
     return {"code": _find_code(store, rollout_id, attempt)[0], "attempt": attempt, "turns": turns}
 

@@ -43,7 +43,7 @@ class PageReader:
         ``given``: ``watch`` names a rollout whose progress is returned, too.
         """
         version = self._version()
-        watched = next(iter(given.get("watch", ())), "")
+        watched, found = next(iter(given.get("watch", ())), ""), find_in_progress(self._store)
         if self._choices[0] != version:
             self._choices = version, list_choices(self._store)
         return {
@@ -51,8 +51,8 @@ class PageReader:
             "state": self._store.state().state,
             "version": version,
             "choices": self._choices[1],
-            "in_progress": len(find_in_progress(self._store)),
-            "watched": describe_progress(self._store, watched) if watched else None,
+            "in_progress": len(found),
+            "watched": describe_progress(self._store, watched, found),
         }
 
     def read_groups(self) -> dict[str, Any]:

@@ -57,6 +57,35 @@ def add_wired(store: RunStore, rollout_id: str, request: bytes = HOSTILE_WIRE) -
     store.put_rollout(record)
 
 
+TIMED = "train-000003-000-00"
+TIMINGS = {"queue": 2.0, "session": 0.5, "boot": 1.0, "harness": 6.0, "patch": 0.2, "grade": 3.0}
+
+
+def write_timed_rollout(run_dir: Path) -> None:
+    """Write a rollout of three turns, one of them a sub-agent's, whose session opened at 1000 s."""
+    with RunStore.open(run_dir) as store:
+        record = replace(a_rollout(TIMED), timings=TIMINGS)
+        store.add_session(record.session_id, {})
+        store.database.execute(
+            "UPDATE session SET created_at = 1000.0 WHERE session_id = ?", (record.session_id,)
+        )
+        first = a_turn(record.session_id, 0, started_at=1001.5, total_s=1.0, engine_s=0.25)
+        helper = a_turn(
+            *(record.session_id, 1),
+            thread="helper", branch="subagent", segment=1, parent=None, prompt_kept=0,
+            started_at=1003.0, weight_version=4, break_reason="\x1b[2J" + "x" * 5000,
+        )  # fmt: skip
+        last = a_turn(
+            *(record.session_id, 2), parent=0, prompt_kept=5, started_at=1004.0,
+            weight_version=4, finish_reason="abort",
+        )  # fmt: skip
+        for turn in (first, helper, last):
+            store.add_turn(turn)
+        store.put_rollout(record)
+        store.event("routing_refused", {"rollout_id": TIMED, "reason": "\x1b[2J"})
+        store.event("teardown_failed", {"session_id": "another"})
+
+
 def add_branched(store: RunStore, rollout_id: str) -> None:
     """Add a rollout with a sub-agent and a compaction, whose patch returns a cloud."""
     record = a_rollout(rollout_id, turns=8, patch="+++ b/x.py\n@@ -1 +1 @@\n+return cloud(apple)\n")

@@ -15,8 +15,7 @@ from runners.store.run_store import RunStore
 from runners.viewer.server import ViewServer
 from tests.fakes.browser import Browser, needs_chromium, start_browser
 from tests.fakes.records import CONFIG, a_rollout, a_turn, branched_turns
-from tests.runners.viewer.conftest import add_wired
-from tests.runners.viewer.test_timeline import write_rollout
+from tests.runners.viewer.conftest import add_wired, write_timed_rollout
 
 pytestmark = needs_chromium
 HOSTILE = (
@@ -129,7 +128,7 @@ async def test_a_turn_shows_what_was_on_the_wire_as_text(
 
 
 async def test_a_step_and_a_rollout_are_seen_by_the_clock(browser: Browser, run_dir: Path) -> None:
-    write_rollout(run_dir)
+    write_timed_rollout(run_dir)
     async with ViewServer(run_dir, 0) as server:
         await browser.open(f"{server.url}#time:train-3")
         await browser.until("document.querySelectorAll('.lane-of').length === 1")

@@ -2,50 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from runners.store.run_store import RunStore
 from runners.viewer.rollout_view import open_rollout
 from runners.viewer.timeline import TEXT, Moment, build_timeline, read_step
-from tests.fakes.records import a_rollout, a_turn
-
-NAME = "train-000003-000-00"
-TIMINGS = {"queue": 2.0, "session": 0.5, "boot": 1.0, "harness": 6.0, "patch": 0.2, "grade": 3.0}
-
-
-def write_rollout(run_dir: Path) -> None:
-    """Write a rollout of three turns, one of them a sub-agent's, whose session opened at 1000 s."""
-    with RunStore.open(run_dir) as store:
-        record = replace(a_rollout(NAME), timings=TIMINGS)
-        store.add_session(record.session_id, {})
-        store.database.execute(
-            "UPDATE session SET created_at = 1000.0 WHERE session_id = ?", (record.session_id,)
-        )
-        first = a_turn(record.session_id, 0, started_at=1001.5, total_s=1.0, engine_s=0.25)
-        helper = a_turn(
-            *(record.session_id, 1),
-            thread="helper", branch="subagent", segment=1, parent=None, prompt_kept=0,
-            started_at=1003.0, weight_version=4, break_reason="\x1b[2J" + "x" * 5000,
-        )  # fmt: skip
-        last = a_turn(
-            *(record.session_id, 2), parent=0, prompt_kept=5, started_at=1004.0,
-            weight_version=4, finish_reason="abort",
-        )  # fmt: skip
-        for turn in (first, helper, last):
-            store.add_turn(turn)
-        store.put_rollout(record)
-        store.event("routing_refused", {"rollout_id": NAME, "reason": "\x1b[2J"})
-        store.event("teardown_failed", {"session_id": "another"})
+from tests.runners.viewer.conftest import TIMED, write_timed_rollout
 
 
 def read(run_dir: Path) -> list[Moment]:
     with RunStore.open(run_dir, read_only=True) as store:
-        return build_timeline(store, open_rollout(store, NAME))
+        return build_timeline(store, open_rollout(store, TIMED))
 
 
 def test_everything_is_in_order_of_the_clock(run_dir: Path) -> None:
-    write_rollout(run_dir)
+    write_timed_rollout(run_dir)
     moments = read(run_dir)
     assert [moment.at for moment in moments] == sorted(moment.at for moment in moments)
     told = [(each.at, each.text.partition(" ·")[0].partition(":")[0]) for each in moments[:-1]]
@@ -68,7 +39,7 @@ def test_everything_is_in_order_of_the_clock(run_dir: Path) -> None:
 
 
 def test_waits_and_aborts_are_told_and_texts_are_bounded(run_dir: Path) -> None:
-    write_rollout(run_dir)
+    write_timed_rollout(run_dir)
     by_turn = {each.turn: each for each in read(run_dir) if each.kind == "turn"}
     assert "0.75 s of it outside the engine" in by_turn[0].text
     assert (by_turn[0].fault, by_turn[2].fault) == (False, True)
@@ -79,7 +50,7 @@ def test_waits_and_aborts_are_told_and_texts_are_bounded(run_dir: Path) -> None:
 
 
 def test_a_step_has_its_attempts_with_their_stages(run_dir: Path) -> None:
-    write_rollout(run_dir)
+    write_timed_rollout(run_dir)
     with RunStore.open(run_dir, read_only=True) as store:
         found = read_step(store, "train", 3)
         assert found["total"] == 1
