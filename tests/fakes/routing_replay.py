@@ -19,8 +19,9 @@ SHAPE = RoutingShape(layers=2, top_k=2, experts=8, routed=(0, 1))
 
 def r3(**changes: object) -> RoutingRolloutConfig:
     """R3's settings."""
-    settings = {"on_fault": "stop", "shadow_every": 1, "alarm_disagreement": 0.05, **changes}
-    return RoutingRolloutConfig.model_validate({"kind": "rollout", **settings})
+    settings = {"on_fault": "stop", "shadow_every": 1, "alarm_disagreement": 0.05}
+    given = {"kind": "rollout", "keep_steps": None, **settings, **changes}
+    return RoutingRolloutConfig.model_validate(given)
 
 
 def write_noisy_routers(weights: Path, directory: Path) -> None:
