@@ -199,8 +199,7 @@ class SessionRegistry:
         self._by_key.pop(entry.key, None)
         self._by_id.pop(entry.session.id, None)
         self._creations.pop(entry.idempotency_key, None)
-        if not self._by_id:
-            COLLECTOR.collect_rest()
+        COLLECTOR.collect_rest(len(self._by_id))
 
     async def finish(self, session_id: str, ending: FinishRequest) -> dict[str, Any]:
         """End a session's turns; return its ``stats`` and, if asked for, its ``segments``; and its

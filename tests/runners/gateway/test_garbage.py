@@ -48,7 +48,7 @@ def test_cycles_that_were_left_out_are_freed_when_no_session_is_open(
     held.clear()
     gc.collect()
     assert freed() is not None, "it was left out"
-    collector.collect_rest()
+    collector.collect_rest(0)
     assert freed() is None
     assert not any(isinstance(each, Cycle) for each in gc.get_objects())
     assert len(_walked()) < garbage.LEFT_OUT, "what survives is left out again"
@@ -59,8 +59,36 @@ def test_little_is_not_looked_for(collector: GarbageCollector) -> None:
     freed = weakref.ref(held := Cycle())
     gc.collect()
     del held
-    collector.collect_rest()
+    collector.collect_rest(0)
     assert freed() is not None
+
+
+def test_they_are_freed_after_many_sessions_where_one_is_always_open(
+    collector: GarbageCollector,
+) -> None:
+    collector.bound_pauses()
+    freed = weakref.ref(held := Cycle())
+    gc.collect()
+    del held
+    for _ in range(garbage.ENDED - 1):
+        collector.collect_rest(1)
+    assert freed() is not None
+    collector.collect_rest(1)
+    assert freed() is None
+
+
+def test_the_more_sessions_are_open_the_rarer_is_the_long_pause(
+    collector: GarbageCollector,
+) -> None:
+    collector.bound_pauses()
+    freed = weakref.ref(held := Cycle())
+    gc.collect()
+    del held
+    for _ in range(2 * garbage.ENDED):
+        collector.collect_rest(garbage.ENDED + 1)
+    assert freed() is not None
+    collector.collect_rest(garbage.ENDED)
+    assert freed() is None
 
 
 def _walked() -> set[int]:

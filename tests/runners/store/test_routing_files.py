@@ -166,7 +166,7 @@ def test_the_ends_of_every_part_are_verified(store: RunStore) -> None:
     add(store, "old too", 0)  # further back than any of the new part
     fill(store, "routing.bin")
     store = reopen(store)
-    add(store, "new", 0)
+    add(store, "young", 0)
     store.add_session("unrouted", {})
     store.add_turn(a_turn("unrouted"))  # the last turn, which is verified in any case
     store.verify_arrays()
