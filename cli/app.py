@@ -31,10 +31,11 @@ from cli import (
     watch,
     what_if,
 )
-from cli.arguments import ProgramCommand, join_lines
+from cli.arguments import CommandGroup, ProgramCommand, join_lines
 
 app = typer.Typer(
     name="agentrl",
+    cls=CommandGroup,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

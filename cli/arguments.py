@@ -5,10 +5,13 @@ from __future__ import annotations
 import inspect
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
+
+if TYPE_CHECKING:
+    from cli.invocation import Invocation
 
 PROGRAM = "program"
 """Key of a context's ``meta``: the words after ``--``."""
@@ -29,6 +32,40 @@ class ProgramCommand(TyperCommand):
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the pieces of the usage line."""
         return [*super().collect_usage_pieces(ctx), "[-- PROGRAM ARGUMENTS]"]
+
+
+class CommandGroup(TyperGroup):
+    """All commands. An error of usage, which typer prints for people, is a document for ``--json``,
+    too, whether its command has that option or not.
+    """
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
+    ) -> Any:
+        """Parse what stands before the command."""
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except Exception as error:
+            _print_usage_error(error, extra["obj"])
+            raise
+
+    def invoke(self, ctx: Any) -> Any:
+        """Parse the rest and run the command."""
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            _print_usage_error(error, ctx.obj)
+            raise
+
+
+def _print_usage_error(error: Exception, invocation: Invocation) -> None:
+    """Print the document of a usage error; typer names only a subclass of it in public."""
+    if invocation.json and isinstance(error, typer.BadParameter.__bases__[0]):
+        from cli.invocation import print_json
+
+        shown: Any = error
+        message = " ".join(shown.format_message().split())
+        print_json({"error": message, "exit_code": shown.exit_code})
 
 
 def join_lines(command: object) -> str:

@@ -98,6 +98,28 @@ def test_with_json_an_error_is_a_document_too(agentrl: Agentrl) -> None:
     assert json.loads(done.stdout) == {"error": "seed=x must be a whole number", "exit_code": 2}
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["rollouts", "--json"], "Missing argument 'RUN'."),
+        (["rollouts", "here", "--limit", "0", "--json"], "Invalid value for '--limit': "),
+        (["compare", "here", "--json"], "Invalid value: name two runs or more"),
+        (["tasks", "lst", "--json"], "No such command 'lst'."),
+        (["view", "here", "--json"], "No such option: --json"),
+        (["--json", "status"], "No such option: --json"),
+        (["statis", "--json"], "No such command 'statis'."),
+    ],
+)
+def test_with_json_a_usage_error_is_a_document_too(
+    agentrl: Agentrl, words: list[str], message: str
+) -> None:
+    done = agentrl(*words)
+    document = json.loads(done.stdout)
+    assert (done.code, document["exit_code"]) == (2, 2)
+    assert document["error"].startswith(message)
+    assert "─ Error ─" in done.stderr
+
+
 def test_debug_shows_the_traceback(agentrl: Agentrl) -> None:
     assert "Traceback" in agentrl("--debug", "show", "seed=x").stderr
     assert "Traceback" not in agentrl("show", "seed=x").stderr
