@@ -83,7 +83,7 @@ function tell(one, turn) {
   if (sampled) parts.push(`logprob ${fixed(one.logprob, 3)}`, `p ${fixed(Math.exp(one.logprob), 3)}`, `version ${one.version}`, own ? "mask 1" : `mask 0 here: trained in chain ${turn.segment}`,
     open.tokens.trained ? `advantage ${signed(open.advantage)}` : "rollout not trained");
   else parts.push("context, mask 0");
-  if (one.routed !== null) parts.push(["no experts recorded", "experts recorded with these weights", "experts recorded with other weights: not replayed"][one.routed]);
+  if (one.routed !== null) parts.push(["no experts stored: not recorded, or deleted since (routing_replay.keep_steps)", "experts recorded with these weights", "experts recorded with other weights: not replayed"][one.routed]);
   if (one.agreed !== null) parts.push(`training's router chooses ${one.agreed} % of them, too`);
   at("detail").textContent = parts.join(" · ");
 }
