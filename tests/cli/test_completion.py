@@ -103,7 +103,7 @@ def test_ids_of_rollouts_and_tasks_are_those_of_the_run_that_is_named(tmp_path: 
     assert words(f"agentrl rollouts {run} train-000001-00-0") == [
         f"train-000001-00-0{member}" for member in range(4)
     ]
-    assert words(f"agentrl replay --rollout train-000001-00-01 {run} ta") == ["task="]
+    assert words(f"agentrl replay --rollout train-000001-00-01 {run} ta") == ["task=", "task."]
     assert words(f"agentrl replay {run} --rollout train-000001-00-01") == ["train-000001-00-01"]
     assert words(f"agentrl rollouts {run} --task s") == ["sum-of-squares-001"]
     assert words("agentrl rollouts --task s") == words(f"agentrl rollouts {tmp_path} t") == []
