@@ -21,6 +21,7 @@ from runners.evaluation.benchmarks import BENCHMARKS
 from runners.export.formats import FORMATS
 from runners.trajectory.outcome import OutcomeClass, OutcomeCode
 from runners.viewer.filters import KINDS, ONLY, SORTS
+from runners.viewer.in_progress import RUNNING
 
 VALUES: Mapping[str, Iterable[str]] = {
     "BENCHMARK": BENCHMARKS,
@@ -28,11 +29,14 @@ VALUES: Mapping[str, Iterable[str]] = {
     "--kind KIND": KINDS,
     "--only CODE": OutcomeCode,
     "--only KIND": ONLY,
+    "rollouts --only KIND": (*ONLY, RUNNING),
     "--outcome CODE": [*OutcomeClass, *OutcomeCode],
     "--schema NAME": [*get_args(FormatName), "harbor"],
     "--sort KEY": [*SORTS, *(f"-{name}" for name in SORTS)],
 }
-"""Values of options and arguments whose metavariable does not list them."""
+"""Values of options and arguments whose metavariable does not list them; before an option the
+command may stand that alone has them.
+"""
 
 
 def render_table() -> str:
@@ -51,11 +55,14 @@ def _describe(name: str, command: Any, parent: Any) -> dict[str, Any]:
     return {
         "help": shorten(command.get_short_help_str(1000)),
         "options": {
-            word: (None if option.is_flag else _list_values(word, option), shorten(option.help))
+            word: (
+                None if option.is_flag else _list_values(name, word, option),
+                shorten(option.help),
+            )
             for option in (*options, command.get_help_option(context))
             for word in sorted((*option.opts, *option.secondary_opts))
         },
-        "arguments": [_list_values("", argument) for argument in arguments],
+        "arguments": [_list_values(name, "", argument) for argument in arguments],
         "repeats": bool(arguments) and arguments[-1].nargs == -1,
         "takes_program": isinstance(command, ProgramCommand),
         "commands": {
@@ -65,10 +72,11 @@ def _describe(name: str, command: Any, parent: Any) -> dict[str, Any]:
     }
 
 
-def _list_values(name: str, parameter: Any) -> str:
+def _list_values(command: str, name: str, parameter: Any) -> str:
     """Return the metavariable of a parameter, with its values where they are known."""
     metavar = str(parameter.metavar or "")
-    if (known := VALUES.get(f"{name} {metavar}".strip())) is None:
+    key = f"{name} {metavar}".strip()
+    if (known := VALUES.get(f"{command} {key}", VALUES.get(key))) is None:
         return metavar
     return f"[{'|'.join(known)}]{',…' if metavar.endswith(',…') else ''}"
 

@@ -53,6 +53,8 @@ def offered(agentrl_process: Agentrl, line: str) -> list[str]:
         ("agentrl --debug task", ["tasks"]),
         ("agentrl tasks list tasks.jsonl --state re", ["ready", "refused"]),
         ("agentrl rollouts runs/a --only=un", ["--only=unsolved"]),
+        ("agentrl rollouts runs/a --only ru", ["running"]),
+        ("agentrl dump-trajectories runs/a --only ru", []),
         ("agentrl rollouts runs/a --sort -t", ["-task", "-turns", "-tokens"]),
         ("agentrl rollouts --only solved runs/a --kind w", ["wipe"]),
         ("agentrl regrade runs/a --only grader.", ["grader.error", "grader.timeout"]),
