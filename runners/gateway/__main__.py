@@ -57,7 +57,7 @@ async def run(pop_hooks: PopHooks, module: str) -> None:
             if settings.replicas == 1:
                 await serve(settings, announce=announce_frozen, stop=stop, hooks=hooks)
             else:
-                await serve_replicas(settings, module, sent, announce=announce_frozen, stop=stop)
+                await serve_replicas(settings, module, sent, announce=announce_front, stop=stop)
     finally:
         watch.cancel()
 
@@ -67,6 +67,14 @@ def announce_frozen(info: dict[str, Any]) -> None:
     to walk through it again and again would hold up the loop for 0.1 s each time.
     """
     COLLECTOR.bound_pauses()
+    announce(info)
+
+
+def announce_front(info: dict[str, Any]) -> None:
+    """Announce the front of several processes, which holds no session: what survives a collection
+    there is little, and no session's end says when to look through it again.
+    """
+    COLLECTOR.leave_out()
     announce(info)
 
 

@@ -36,10 +36,14 @@ class GarbageCollector:
         self._ended = 0
         """Sessions since all was looked through."""
 
-    def bound_pauses(self) -> None:
-        """Leave out what is there now, and from now on what survives a full collection."""
+    def leave_out(self) -> None:
+        """Leave out what is there now: to walk through all that is imported takes 0.1 s."""
         gc.collect()
         gc.freeze()
+
+    def bound_pauses(self) -> None:
+        """Leave out what is there now, and from now on what survives a full collection."""
+        self.leave_out()
         gc.set_threshold(*COLLECTIONS)
         gc.callbacks.append(self._freeze)
         self._imported = gc.get_freeze_count()

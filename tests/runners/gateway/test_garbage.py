@@ -54,6 +54,19 @@ def test_cycles_that_were_left_out_are_freed_when_no_session_is_open(
     assert len(_walked()) < garbage.LEFT_OUT, "what survives is left out again"
 
 
+def test_a_process_without_sessions_leaves_out_only_what_was_there_at_its_start(
+    collector: GarbageCollector,
+) -> None:
+    before = Cycle()
+    collector.leave_out()
+    freed = weakref.ref(held := Cycle())
+    gc.collect()
+    assert id(before) not in _walked()
+    del held
+    gc.collect()
+    assert freed() is None
+
+
 def test_little_is_not_looked_for(collector: GarbageCollector) -> None:
     collector.bound_pauses()
     freed = weakref.ref(held := Cycle())
