@@ -26,6 +26,7 @@ import numpy as np
 
 from runners.export.contract import AddRollout, Decode, ExportedRollout, ExportedRun
 from runners.export.page_assets import split_single_page
+from runners.export.page_texts import TextCutter
 from runners.store.json_text import dumps
 from runners.trajectory.record import Turn
 
@@ -59,7 +60,7 @@ def write_html(folder: Path, run: ExportedRun) -> Iterator[AddRollout]:
                 if len(rows) == ROWS:
                     file.write(_block("rows", f"[{','.join(rows)}]"))
                     rows.clear()
-                graph = build_turn_graph(rollout) | left_out
+                graph = TextCutter().cut(build_turn_graph(rollout)) | left_out
                 blocks.write(_packed(rollout.trajectory["rollout_id"], graph))
 
             yield add

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from runners.export.contract import Decode
 from runners.export.html import build_turn_graph
+from runners.export.page_texts import TextCutter
 from runners.trajectory.record import Segment, Turn
 from runners.trajectory.routing import (
     NO_ROW,
@@ -22,17 +22,6 @@ from runners.trajectory.routing import (
 from runners.viewer.filters import ViewError
 from runners.viewer.rollout_view import ViewedRollout
 
-TEXT = 100_000
-"""Characters of one text that are sent."""
-TOTAL = 16_000_000
-"""Characters of all texts of a rollout; when they are used up, ``LATER`` of each further one, until
-a quarter as many are sent of those.
-"""
-LATER = 500
-ITEMS, ALL_ITEMS = 1000, 300_000
-"""Items of a list or an object that somebody wrote, and of all of them in a rollout."""
-_FOREIGN = ("sent", "reply", "verdict", "extra", "tools")
-"""Fields whose lists are as long as a program, a policy or a grader made them."""
 TOKENS = 4000
 """Tokens of one answer, as the page draws at once (``tokens.js``)."""
 NOT_RECORDED, RECORDED, OTHER_WEIGHTS = range(3)
@@ -41,51 +30,11 @@ NOT_RECORDED, RECORDED, OTHER_WEIGHTS = range(3)
 
 def build_document(view: ViewedRollout) -> dict[str, Any]:
     """Return a rollout without its tokens; texts that are too long are cut, and say so."""
-    cutter = _Cutter()
-    document: dict[str, Any] = cutter.cut(build_turn_graph(view.exported, tokens=False))
+    graph = build_turn_graph(view.exported, tokens=False)
+    document: dict[str, Any] = TextCutter().cut(graph)
     for turn in document["turns"]:
         turn["wired"] = turn["index"] in view.wired
     return document | {"attempts": view.attempts, "progress": view.progress}
-
-
-class _Cutter:
-    """Cuts the texts of one document."""
-
-    def __init__(self) -> None:
-        self._left = TOTAL
-        self._items = ALL_ITEMS
-
-    def cut(self, value: Any, *, foreign: bool = False) -> Any:
-        """Return a JSON value with short texts and, of what is ``foreign``, short lists; arrays of
-        numpy stay as they are.
-        """
-        if isinstance(value, str):
-            return self._cut_text(value)
-        if not isinstance(value, dict | list | tuple):
-            return value
-        size = min(len(value), max(0, min(ITEMS, self._items))) if foreign else len(value)
-        self._items -= size if foreign else 0
-        left_out = len(value) - size
-        note = f"… {left_out:,} more: agentrl rollouts RUN ROLLOUT --full"
-        if isinstance(value, dict):
-            pairs = islice(value.items(), size)
-            cut = {
-                self.cut(key): self.cut(inner, foreign=foreign or key in _FOREIGN)
-                for key, inner in pairs
-            }
-            return cut | {"…": note} if left_out else cut
-        items = [self.cut(inner, foreign=foreign) for inner in islice(value, size)]
-        return [*items, note] if left_out else items
-
-    def _cut_text(self, text: str) -> str:
-        limit = TEXT if self._left > 0 else LATER if self._left > -TOTAL // 4 else 0
-        self._left -= min(len(text), limit)
-        if len(text) <= limit:
-            return text
-        if not limit:
-            return "…"
-        rest = f"{len(text) - limit:,} more characters: agentrl rollouts RUN ROLLOUT --full"
-        return f"{text[:limit]}\n… {rest}"
 
 
 def build_tokens(

@@ -9,6 +9,7 @@ from typing import Any
 
 from runners.export.dump import RolloutFilter, dump
 from runners.export.html import NAME, ROWS
+from runners.export.page_texts import TEXT
 from runners.store.run_store import RunStore
 from tests.fakes.browser import needs_chromium, start_browser
 from tests.fakes.records import (
@@ -82,6 +83,16 @@ def test_what_a_tool_printed_stays_text(tmp_path: Path) -> None:
         hostile,
         {hostile: hostile},
     )
+
+
+def test_a_text_that_a_browser_would_draw_for_minutes_is_cut(tmp_path: Path) -> None:
+    with branched_run(tmp_path / "run") as store:
+        rollout_id = "train-000001-00-01"
+        write_session(store, f"{rollout_id}-a0", 1)
+        store.put_rollout(a_rollout(rollout_id, patch="x" * (TEXT + 7)))
+        dump(store, tmp_path, formats=("html",))
+    patch = Page(tmp_path / NAME).blocks["rollout"][1]["patch"]
+    assert patch.startswith("x" * TEXT + "\n… 7 more characters")
 
 
 def test_a_shared_prefix_is_in_the_page_once(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import aiohttp
 import numpy as np
 import pytest
 
-from runners.store.json_text import dumps
 from runners.store.run_store import RunStore
 from runners.trajectory.routing import (
     NO_ROW,
@@ -20,7 +19,6 @@ from runners.trajectory.routing import (
     checksum_tokens,
 )
 from runners.viewer.filters import ViewError
-from runners.viewer.page_data import ITEMS, LATER, TEXT, TOTAL, _Cutter
 from runners.viewer.server import ViewServer, load_token, name_in_address
 from runners.viewer.wire_view import PAGE_TEXT, find_wire
 from tests.fakes.records import a_rollout, a_turn, write_session
@@ -221,23 +219,3 @@ async def test_a_port_that_is_taken_is_an_error(server: ViewServer, run_dir: Pat
     with pytest.raises(ViewError, match="--port"):
         async with ViewServer(run_dir, port):
             pass
-
-
-def test_long_texts_are_cut_and_say_so() -> None:
-    cutter = _Cutter()
-    first, last = cutter.cut([{"a": "x" * (TEXT + 5)}, 3])
-    assert first["a"].startswith("x" * TEXT + "\n… 5 more characters")
-    assert last == 3
-    for _ in range(TOTAL // TEXT):
-        cutter.cut("x" * TEXT)
-    assert cutter.cut("y" * 1000).startswith("y" * LATER + "\n…")
-
-
-def test_lists_that_somebody_wrote_are_cut_and_those_of_the_record_are_not() -> None:
-    many = ["x" * 60] * 200_000
-    document = {"turns": [{"sent": [{"content": many}]}, {"reply": {"a": many}}], "ids": many}
-    cut = _Cutter().cut(document)
-    assert len(cut["turns"][0]["sent"][0]["content"]) == ITEMS + 1
-    assert "199,000 more" in cut["turns"][1]["reply"]["a"][-1]
-    assert len(cut["ids"]) == 200_000
-    assert len(dumps(_Cutter().cut({"sent": [[many] * 900] * 900}))) < 3 * TOTAL
