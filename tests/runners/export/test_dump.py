@@ -22,6 +22,7 @@ from runners.export.contract import ExportedRun
 from runners.export.dump import ONLY, DumpError, RolloutFilter, dump, parse_filter, parse_formats
 from runners.export.formats import FORMATS
 from runners.export.jsonl import NAME, validate
+from runners.export.slime import ROLLOUTS_PER_FILE
 from runners.export.validation import find_contradictions
 from runners.store.json_text import dumps
 from runners.store.run_store import RunStore
@@ -272,13 +273,13 @@ def test_an_exporter_keeps_no_rollout_that_it_has_taken(tmp_path: Path, form: st
 
 def test_memory_does_not_grow_with_the_number_of_rollouts(tmp_path: Path) -> None:
     peaks = []
-    for rollouts in (20, 60):
+    for rollouts in (ROLLOUTS_PER_FILE, ROLLOUTS_PER_FILE + 40):  # both fill a file of slime's
         with branched_run(tmp_path / str(rollouts), rollouts) as store:
             tracemalloc.start()
             dump(store, tmp_path / "out", formats=("jsonl", "atif", "slime", "sft", "html"))
             peaks.append(tracemalloc.get_traced_memory()[1])
             tracemalloc.stop()
-    assert peaks[1] < peaks[0] + 300_000, "40 rollouts of 25 kB"
+    assert peaks[1] < peaks[0] + 200_000, "40 rollouts of 25 kB"
 
 
 Change = Callable[[dict[str, Any]], object]
