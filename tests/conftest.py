@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# Before the first matrix product of any test: runners/engines/embedded/model.py has the reason.
-os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+from runners.engines.embedded.mkl_mode import set_mkl_mode
+
+set_mkl_mode()  # before the first matrix product of any test
 # Threads of one matrix product wait for each other by spinning: where test processes, services and
 # ranks have more of them than there are cores, a small product costs thirty times its work.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -16,7 +16,6 @@ vocabulary, E experts, I inner size of an expert.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,18 +35,15 @@ from runners.engines.embedded.attention import (
     round_up,
 )
 from runners.engines.embedded.buffers import BufferPool, Buffers, FloatArray, Shared
+from runners.engines.embedded.mkl_mode import set_mkl_mode
 from runners.engines.embedded.weights import LayerWeights, ModelConfig, ModelWeights, MoeMlp
 from runners.trajectory.record import IdArray
 
-# MKL reads it at the process's first product. On some processors its usual kernels also let the
-# number of rows and of threads decide the order of a sum (seen with 3 threads on two cores of an
-# Emerald Rapids); in its strict mode they do not.
-os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+set_mkl_mode()
 
 ROWS = 8
 """Products over tokens have a multiple of this many rows: for 1, 2, 3, 5, 7 and 11 rows MKL takes
-other kernels (measured with 1, 2, 3 and 8 threads). On an EPYC 1, 2 and 3 rows have them in its
-strict mode, too, and with 3 threads multiples of 4 do not suffice; tests show both there.
+other kernels (measured with 1, 2, 3 and 8 threads), on an EPYC for 1 to 3, 5 to 7 and 9 to 11.
 """
 SERIAL_ELEMENTS = 2**15
 """Torch divides elementwise functions of this many elements and more between threads. Where a part
