@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 if TYPE_CHECKING:
-    from cli.invocation import Invocation
+    pass
 
 PROGRAM = "program"
 """Key of a context's ``meta``: the words after ``--``."""
@@ -35,9 +35,7 @@ class ProgramCommand(TyperCommand):
 
 
 class CommandGroup(TyperGroup):
-    """All commands. An error of usage, which typer prints for people, is a document for ``--json``,
-    too, whether its command has that option or not.
-    """
+    """All commands, whose errors of usage are in plain words."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
@@ -46,7 +44,7 @@ class CommandGroup(TyperGroup):
         try:
             return super().make_context(info_name, args, parent, **extra)
         except Exception as error:
-            _print_usage_error(error, extra["obj"])
+            _reword(error)
             raise
 
     def invoke(self, ctx: Any) -> Any:
@@ -54,18 +52,19 @@ class CommandGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except Exception as error:
-            _print_usage_error(error, ctx.obj)
+            _reword(error)
             raise
 
 
-def _print_usage_error(error: Exception, invocation: Invocation) -> None:
-    """Print the document of a usage error; typer names only a subclass of it in public."""
-    if invocation.json and isinstance(error, typer.BadParameter.__bases__[0]):
-        from cli.invocation import print_json
+_NO_NUMBER = re.compile(r"Input should be a valid (integer|number).*", re.DOTALL)
+_NUMBERS = {"integer": "must be a whole number", "number": "must be a number"}
 
+
+def _reword(error: Exception) -> None:
+    """Put pydantic's words in a usage error into ours; typer names only a subclass of it."""
+    if isinstance(error, typer.BadParameter.__bases__[0]):
         shown: Any = error
-        message = " ".join(shown.format_message().split())
-        print_json({"error": message, "exit_code": shown.exit_code})
+        shown.message = _NO_NUMBER.sub(lambda found: _NUMBERS[found[1]], shown.message)
 
 
 def join_lines(command: object) -> str:

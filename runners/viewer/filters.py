@@ -46,6 +46,7 @@ SORTS = {
     "turns": "turns",
     "tokens": "sampled_tokens",
     "duration": DURATION,
+    "branches": "(SELECT sum(value) FROM json_each(extra, '$.session.branches'))",
 }
 """Sort orders, ascending; "-" before one reverses it. Rollouts without a value come last."""
 _TEXT_LENGTH = 1000

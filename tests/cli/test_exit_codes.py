@@ -101,23 +101,27 @@ def test_with_json_an_error_is_a_document_too(agentrl: Agentrl) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["rollouts", "--json"], "Missing argument 'RUN'."),
+        (["rollouts", "--json"], "Missing argument 'RUN' (see agentrl rollouts --help)"),
         (["rollouts", "here", "--limit", "0", "--json"], "Invalid value for '--limit': "),
+        (
+            ["rollouts", "here", "--limit=x", "--json"],
+            "Invalid value for '--limit': must be a whole number (see",
+        ),
         (["compare", "here", "--json"], "Invalid value: name two runs or more"),
-        (["tasks", "lst", "--json"], "No such command 'lst'."),
+        (["tasks", "lst", "--json"], "No such command 'lst'. Did you mean"),
         (["view", "here", "--json"], "No such option: --json"),
         (["--json", "status"], "No such option: --json"),
-        (["statis", "--json"], "No such command 'statis'."),
+        (["statis", "--json"], "No such command 'statis'. Did you mean"),
     ],
 )
 def test_with_json_a_usage_error_is_a_document_too(
-    agentrl: Agentrl, words: list[str], message: str
+    agentrl_process: Agentrl, words: list[str], message: str
 ) -> None:
-    done = agentrl(*words)
-    document = json.loads(done.stdout)
+    done = agentrl_process(*words)
+    document = json.loads(done.stdout)  # one, and nothing else
     assert (done.code, document["exit_code"]) == (2, 2)
     assert document["error"].startswith(message)
-    assert "─ Error ─" in done.stderr
+    assert done.stderr == f"error: {document['error']}\n"
 
 
 def test_debug_shows_the_traceback(agentrl: Agentrl) -> None:

@@ -130,7 +130,7 @@ async function move(by) {
 // The filters.
 
 const SORTS = [["run", "in order"], ["-reward", "highest reward"], ["reward", "lowest reward"], ["-advantage", "highest advantage"], ["advantage", "lowest advantage"],
-  ["-turns", "most turns"], ["turns", "fewest turns"], ["-tokens", "most tokens"], ["tokens", "fewest tokens"], ["-duration", "slowest"], ["duration", "fastest"], ["task", "by task"], ["outcome", "by outcome"]];
+  ["-turns", "most turns"], ["turns", "fewest turns"], ["-tokens", "most tokens"], ["tokens", "fewest tokens"], ["-duration", "slowest"], ["duration", "fastest"], ["-branches", "most branches"], ["task", "by task"], ["outcome", "by outcome"]];
 const KINDS = [["subagent", "with sub-agents"], ["compaction", "with a compaction"], ["side", "with side requests"], ["wipe", "with a replaced history"]];
 
 function options(select, first, values) {

@@ -34,7 +34,7 @@ const ONLY = {
   failed: (row) => !["policy", "budget"].includes(row.code.split(".")[0]),
   running: () => false, // a file has what has ended
 };
-const ORDERS = { task: (row) => row.task, outcome: (row) => row.code, reward: (row) => row.score, advantage: (row) => row.advantage, turns: (row) => row.turns, tokens: (row) => row.sampled, duration: (row) => row.duration };
+const ORDERS = { task: (row) => row.task, outcome: (row) => row.code, reward: (row) => row.score, advantage: (row) => row.advantage, turns: (row) => row.turns, tokens: (row) => row.sampled, duration: (row) => row.duration, branches: (row) => Object.values(row.kinds).reduce((sum, count) => (sum ?? 0) + count, null) };
 const escaped = (text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
 const glob = (text) => new RegExp(`^${escaped(text).replace(/\\\*/g, ".*").replace(/\\\?/g, ".")}$`, "s");
 

@@ -42,6 +42,8 @@ def test_brackets_in_the_name_of_a_task_are_themselves(store: RunStore) -> None:
 def test_a_reversed_order_still_ends_with_those_without_a_value(store: RunStore, sort: str) -> None:
     up, down = ids(store, sort=sort), ids(store, sort=f"-{sort}")
     assert sorted(up) == sorted(down)
+    if sort == "branches":
+        assert down[0] == "train-000002-000-00", "the one with a sub-agent"
     if sort in ("reward", "advantage"):
         assert up[-1] == down[-1] == "train-000001-00-03"
 
