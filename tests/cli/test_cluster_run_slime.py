@@ -74,10 +74,8 @@ def test_rollouts_metrics_and_status_come_back_and_a_killed_job_repeats_nothing(
     assert (status["state"], status["steps_done"], status["exit_code"]) == ("done", 2, 0)
     assert status["leaks"] == []
     published = json.loads((run_dir / "status.json").read_text())
-    read_here: dict[str, list[str]] = {
-        "leaks": [],
-        "passes": [],
-    }  # of what this machine sees, and of an evaluation
+    # Of what this machine sees, of an evaluation, and of the store, which is here now.
+    read_here = {"leaks": [], "passes": [], "cost": status["cost"]}
     assert {**published, **read_here} == {**status, "resume": published["resume"]}
     dumped = agentrl("dump-trajectories", str(run_dir), "--validate", "--json")
     assert (dumped.code, json.loads(dumped.stdout)["validated"]) == (0, True)

@@ -164,7 +164,8 @@ class _CommandRun:
             launcher.kill_group()
             await self._wait_exit(END_S)
         launcher.kill_group()
-        add_cpu_time(max(used, read_cpu_time(pid) or 0.0) or None)
+        ended = read_cpu_time(pid)
+        add_cpu_time(used or None if ended is None else max(used, ended))
         launcher.popen.poll()  # reaps it, so that no zombie is left
         if not launcher.namespaced:
             with contextlib.suppress(TimeoutError):

@@ -14,6 +14,8 @@ from tests.runners.sandboxes.conftest import Opener
 pytestmark = pytest.mark.integration
 
 BURN = "import time\nwhile time.process_time() < 0.4: pass\nopen('done', 'w')\n"
+BURNT = 0.37
+"""Least of it that is counted: of each process the kernel shows whole hundredths of a second."""
 WAIT = "until [ -e done ]; do sleep 0.05; done"
 LEAVES = f"setsid python3 -c '{BURN.replace(chr(39), chr(34))}time.sleep(600)' & {WAIT}"
 
@@ -31,7 +33,7 @@ async def test_processes_in_the_background_count(opened: Opener) -> None:
     async with opened() as sandbox:
         idle = await run_measured(sandbox, "true")
         used = await run_measured(sandbox, LEAVES)
-    assert 0.0 < idle < 0.4 <= used
+    assert 0.0 <= idle < BURNT <= used
 
 
 async def test_a_command_that_is_killed_counts(opened: Opener) -> None:
@@ -47,7 +49,7 @@ async def test_a_command_that_is_killed_counts(opened: Opener) -> None:
             await asyncio.wait([running])
         await sandbox.close()
     assert meter.seconds is not None
-    assert meter.seconds >= 0.4
+    assert meter.seconds >= BURNT
 
 
 def test_a_meter_counts_only_while_it_is_entered() -> None:
