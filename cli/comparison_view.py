@@ -11,7 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from runners.observe.cost import format_amount
+from runners.observe.cost import ITEMS, format_amount
 from runners.observe.curves import SOLVE_RATE, Curve
 from runners.observe.labelled_table import LabelledTable
 from runners.observe.terminal_plot import COLOURS, overlay_rates
@@ -19,27 +19,14 @@ from runners.trajectory.printable import make_printable
 
 _HEIGHT = 12
 """Lines of the curves."""
-_COLUMNS = {
-    "run h": "run_hours",
-    "GPU h": "gpu_hours",
-    "sandbox h": "sandbox_hours",
-    "CPU h": "cpu_hours",
-    "prompt": "prompt_tokens",
-    "sampled": "sampled_tokens",
-    "price": "total",
-    "per solved": "per_solved_task",
-}
-"""Heading → key of a run's ``cost``; prices are left out where no run has one."""
+_PRICES = {"price": "total", "per solved": "per_solved_task"}
+"""Heading → key of a run's ``cost``: columns that are left out where no run has a price."""
 
 
 def render_costs(runs: Sequence[Mapping[str, Any]]) -> LabelledTable:
     """Return a table of what each run has used, and of its price where it has prices."""
     priced = any(run["cost"]["total"] is not None for run in runs)
-    shown = {
-        heading: key
-        for heading, key in _COLUMNS.items()
-        if priced or key not in ("total", "per_solved_task")
-    }
+    shown = {item.heading: item.field for item in ITEMS} | (_PRICES if priced else {})
 
     def build(labels: Sequence[str]) -> Table:
         table = Table(title="used", title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))

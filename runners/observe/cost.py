@@ -22,6 +22,8 @@ class Item:
     """A kind of use that a reader is shown."""
 
     name: str
+    heading: str
+    """Its short name, above a column."""
     field: str
     """Of ``Cost``: the amount, None where it is not known."""
     price: str | None = None
@@ -31,12 +33,12 @@ class Item:
 
 
 ITEMS = (
-    Item("hours of the run", "run_hours"),
-    Item("GPU hours", "gpu_hours", "gpu_hour"),
-    Item("sandbox hours", "sandbox_hours", "sandbox_hour"),
-    Item("CPU hours in them", "cpu_hours"),
-    Item("prompt tokens", "prompt_tokens", "input_token_million", MILLION),
-    Item("sampled tokens", "sampled_tokens", "output_token_million", MILLION),
+    Item("hours of the run", "run h", "run_hours"),
+    Item("GPU hours", "GPU h", "gpu_hours", "gpu_hour"),
+    Item("sandbox hours", "sandbox h", "sandbox_hours", "sandbox_hour"),
+    Item("CPU hours in them", "CPU h", "cpu_hours"),
+    Item("prompt tokens", "prompt", "prompt_tokens", "input_token_million", MILLION),
+    Item("sampled tokens", "sampled", "sampled_tokens", "output_token_million", MILLION),
 )
 
 

@@ -22,6 +22,7 @@ from runners.report.comparison_tasks import (
     mark_run,
     name_columns,
 )
+from runners.report.cost_section import format_used
 from runners.report.document import render_document, write_document
 from runners.report.element import Child, make
 from runners.report.number_format import (
@@ -30,7 +31,6 @@ from runners.report.number_format import (
     format_interval,
     format_price,
     format_share,
-    format_significant,
 )
 from runners.report.page import NAME
 from runners.report.table import make_section, make_table
@@ -184,19 +184,15 @@ def _line(
 
 def _build_costs(runs: Sequence[Mapping[str, Any]]) -> Element:
     rows: list[list[Child]] = [
-        [item.name, *(_amount(run["cost"][item.field]) for run in runs)] for item in ITEMS
+        [item.name, *(format_used(run["cost"][item.field]) for run in runs)] for item in ITEMS
     ]
-    rows.append(["tasks solved", *(_amount(run["cost"]["tasks_solved"]) for run in runs)])
+    rows.append(["tasks solved", *(format_used(run["cost"]["tasks_solved"]) for run in runs)])
     for name, key in (("price", "total"), ("price of a solved task", "per_solved_task")):
         if any(run["cost"][key] is not None for run in runs):
             prices = [run["cost"][key] for run in runs]
             rows.append([name, *(UNKNOWN if x is None else format_price(x) for x in prices)])
     columns: list[Child] = ["", *name_columns(runs)]
     return make_section("Cost", make_table(columns, rows, numbers=range(1, len(columns))))
-
-
-def _amount(value: float | None) -> str:
-    return format_count(value) if isinstance(value, int) else format_significant(value)
 
 
 def _build_differences(

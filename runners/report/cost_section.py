@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from xml.etree.ElementTree import Element
 
-from runners.observe.cost import Cost
+from runners.observe.cost import Cost, format_amount
 from runners.report.element import Child, make
-from runners.report.number_format import UNKNOWN, format_count, format_price, format_significant
+from runners.report.number_format import UNKNOWN, format_price
 from runners.report.table import make_section, make_table
 
 
@@ -15,7 +15,7 @@ def build_cost(cost: Cost) -> Element:
     rows: list[list[Child]] = [
         [
             item.name,
-            format_count(amount) if isinstance(amount, int) else format_significant(amount),
+            format_used(amount),
             "" if price is None else format_price(price),
         ]
         for item, amount, price in cost.items()
@@ -37,3 +37,8 @@ def build_cost(cost: Cost) -> Element:
         note += f" CPU time was measured in {measured:,} of {held:,} attempts."
     table = make_table(["", "used", "price"], rows, numbers=(1, 2))
     return make_section("Cost", table, make("p", note, class_="dim"))
+
+
+def format_used(amount: float | None) -> str:
+    """Return an amount as a cell; a dash if it is not known."""
+    return UNKNOWN if amount is None else format_amount(amount)
