@@ -39,25 +39,18 @@ def report(
 
     The file is complete: it loads nothing from elsewhere.
     """
+    from runners.report.against import read_against
     from runners.report.page import write_report
 
-    path = write_report(run, out, against)
+    compared = None if against is None else read_against(run, against)
+    path = write_report(run, out, compared)
     if as_json:
         document: dict[str, Any] = {"report": str(path), "bytes": path.stat().st_size}
-        if against is not None:
-            document["against"] = _compare(run, against)
+        if compared is not None:
+            document["against"] = compared.pair and compared.pair.to_dict()
         print_json(document)
     else:
         typer.echo(path)
-
-
-def _compare(run: Path, against: Path) -> dict[str, Any] | None:
-    from runners.report.against import read_against
-    from runners.store.run_store import RunStore
-
-    with RunStore.open(run, read_only=True) as store:
-        pair = read_against(store, against).pair
-    return None if pair is None else pair.to_dict()
 
 
 def offer_report(run_dir: Path, invocation: Invocation) -> None:

@@ -7,16 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree.ElementTree import Element
 
-from runners.observe.task_rates import read_examples
+from runners.report.comparison_tasks import list_flips
 from runners.report.element import Child, make
 from runners.report.links import Links
-from runners.report.number_format import format_count, format_quantity
+from runners.report.number_format import format_part, format_quantity
 from runners.report.paired import PairedResult, Verdicts, compare_tasks, read_verdicts
-from runners.report.table import make_details, make_section, make_table
+from runners.report.table import make_section
 from runners.store.run_store import RunStore
-
-_FEW = 30
-"""Most tasks that are listed unfolded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,24 +26,25 @@ class Against:
     theirs: Mapping[str, Verdicts]
     pair: PairedResult | None
     """None: no task was measured by both."""
-    examples: Mapping[str, str]
-    """Task → a rollout of this run."""
 
 
-def read_against(store: RunStore, run_dir: Path) -> Against:
-    """Compare the run of a store with that in ``run_dir``; raises StoreError."""
-    with RunStore.open(run_dir, read_only=True) as other:
-        theirs = read_verdicts(other)
-    ours = read_verdicts(store)
-    run, against = store.run_dir.resolve().name, run_dir.resolve().name
+def read_against(run_dir: Path, other_dir: Path) -> Against:
+    """Compare the run in ``run_dir`` with that in ``other_dir``; raises StoreError."""
+    with RunStore.open(run_dir, read_only=True) as store:
+        ours = read_verdicts(store)
+    with RunStore.open(other_dir, read_only=True) as store:
+        theirs = read_verdicts(store)
+    run, against = run_dir.resolve().name, other_dir.resolve().name
     if run == against:
-        run, against = str(store.run_dir), str(run_dir)
-    pair = compare_tasks(run, ours, against, theirs)
-    return Against(against, ours, theirs, pair, read_examples(store, "eval"))
+        run, against = str(run_dir), str(other_dir)
+    return Against(against, ours, theirs, compare_tasks(run, ours, against, theirs))
 
 
-def build_against(against: Against, links: Links) -> Element:
-    """Return the paired test, and the tasks that were lost and gained by name."""
+def build_against(against: Against, examples: Mapping[str, str], links: Links) -> Element:
+    """Return the paired test, and the tasks that were lost and gained by name.
+
+    ``examples``: task → a rollout of this run.
+    """
     pair, title = against.pair, "Against another run"
     if pair is None:
         text = f"No task was measured by this run and by {against.label}."
@@ -61,12 +59,14 @@ def build_against(against: Against, links: Links) -> Element:
     return make_section(
         title,
         make("p", text),
-        _list("Solved there and not here", pair.lost, against, links),
-        _list("Solved here and not there", pair.gained, against, links),
+        _list("Solved there and not here", pair.lost, against, examples, links),
+        _list("Solved here and not there", pair.gained, against, examples, links),
     )
 
 
-def _list(title: str, names: list[str], against: Against, links: Links) -> Element:
+def _list(
+    title: str, names: list[str], against: Against, examples: Mapping[str, str], links: Links
+) -> Element:
     if not names:
         return make("p", f"{title}: none", class_="dim")
     rows: list[list[Child]] = [
@@ -74,16 +74,12 @@ def _list(title: str, names: list[str], against: Against, links: Links) -> Eleme
             make("code", name, class_="name"),
             _count(against.theirs[name]),
             _count(against.ours[name]),
-            links.to(against.examples[name]) if name in against.examples else None,
+            links.to(examples[name]) if name in examples else None,
         ]
         for name in names
     ]
-    table = make_table(["task", "solved there", "here", "for example"], rows, numbers=(1, 2))
-    folded = make_details(f"{title}: {len(names):,}", table)
-    if len(names) <= _FEW:
-        folded.set("open", "open")
-    return folded
+    return list_flips(title, ["task", "solved there", "here", "for example"], rows)
 
 
 def _count(verdicts: Verdicts) -> str:
-    return f"{format_count(verdicts.solved)} of {format_count(verdicts.graded)}"
+    return format_part(verdicts.solved, verdicts.graded)

@@ -8,7 +8,7 @@ from xml.etree.ElementTree import Element
 
 from runners.evaluation.statistics import wilson_interval
 from runners.report.element import Child, make
-from runners.report.number_format import UNKNOWN, format_count, format_interval
+from runners.report.number_format import UNKNOWN, format_count, format_interval, format_part
 from runners.report.table import list_more, make_details, make_section, make_table
 
 COLOURS = ("blue", "orange", "green", "vermillion", "purple", "sky", "grey", "yellow")
@@ -75,26 +75,26 @@ def _flips(
     tasks: Mapping[str, Sequence[Sequence[int] | None]],
     here: int,
 ) -> Element:
-    names = pair[what]
     rows: list[list[Child]] = [
         [make("code", name, class_="name"), _rate(tasks[name][0]), _rate(tasks[name][here])]
-        for name in names
+        for name in pair[what]
     ]
-    title = f"{what.capitalize()} by {pair['run']}: {len(names):,}"
     columns: list[Child] = [
         "task",
         *name_columns([{"label": pair["against"]}, {"label": pair["run"]}]),
     ]
+    return list_flips(f"{what.capitalize()} by {pair['run']}", columns, rows)
+
+
+def list_flips(title: str, columns: Sequence[Child], rows: Sequence[Sequence[Child]]) -> Element:
+    """Return a table of gained or lost tasks with their counts in two runs, unfolded if short."""
     table = make_table(columns, rows, numbers=(1, 2))
-    folded = make_details(title, table)
-    if len(names) <= _FEW:
-        folded.set("open", "open")
-    return folded
+    return make_details(f"{title}: {len(rows):,}", table, opened=len(rows) <= _FEW)
 
 
 def _rate(counts: Sequence[int] | None) -> str:
     """Return how many of a task's graded rollouts solve it."""
-    return UNKNOWN if counts is None else f"{counts[1]:,} of {counts[0]:,}"
+    return UNKNOWN if counts is None else format_part(counts[1], counts[0])
 
 
 def build_tasks(

@@ -19,6 +19,11 @@ def format_quantity(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def format_part(part: int, whole: int) -> str:
+    """Return how many of a whole: "2 of 3"."""
+    return f"{part:,} of {whole:,}"
+
+
 def format_share(value: float | None) -> str:
     """Return a share as a percentage with enough digits to tell small ones apart."""
     if value is None:

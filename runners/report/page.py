@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from runners.observe.swimlane import AttemptSpans
-from runners.report.against import Against, build_against, read_against
+from runners.report.against import Against, build_against
 from runners.report.alarms import build_alarms
 from runners.report.cost_section import build_cost
 from runners.report.document import render_document, write_document
@@ -35,16 +35,14 @@ QUICK = 5_000
 """Attempts whose report takes about a second: up to there a run writes it at its end."""
 
 
-def write_report(run_dir: Path, out: Path | None = None, against: Path | None = None) -> Path:
+def write_report(run_dir: Path, out: Path | None = None, against: Against | None = None) -> Path:
     """Write a run's report to ``out`` (None: ``RUN/report.html``) and return its path.
 
-    ``against``: another run, with which it is compared task by task. Raises StoreError and
-    ReportError.
+    ``against``: its comparison with another run, task by task. Raises StoreError and ReportError.
     """
     path = run_dir / NAME if out is None else out
     with RunStore.open(run_dir, read_only=True) as store:
-        compared = None if against is None else read_against(store, against)
-        text = render_report(store, path, compared)
+        text = render_report(store, path, against)
     write_document(path, text, "--out")
     return path
 
@@ -65,7 +63,7 @@ def render_report(store: RunStore, path: Path, against: Against | None = None) -
         build_alarms(facts),
         build_curves(facts),
         build_outcomes(facts),
-        None if against is None else build_against(against, links),
+        None if against is None else build_against(against, facts.held_out_examples, links),
         build_task_rates(facts, links),
         build_held_out_tasks(facts, links),
         build_routing(facts),

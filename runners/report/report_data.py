@@ -185,7 +185,9 @@ class ReportData:
     held_out_tasks: list[TaskRate] = field(default_factory=list)
     """Tasks that evaluations measured, likewise."""
     examples: dict[str, str] = field(default_factory=dict)
-    """Task → a rollout of it, one that does not solve it if there is one."""
+    """Training task → a rollout of it, one that does not solve it if there is one."""
+    held_out_examples: dict[str, str] = field(default_factory=dict)
+    """The same of the tasks that evaluations measured."""
 
     def kind(self, group: str) -> str:
         """Return the kind chosen in a configuration group."""
@@ -220,7 +222,8 @@ def read_report_data(store: RunStore) -> ReportData:
         cost=read_cost(store, config, state.spent_s),
         task_rates=read_task_rates(store),
         held_out_tasks=read_task_rates(store, "eval"),
-        examples=read_examples(store, "eval") | read_examples(store, "train"),
+        examples=read_examples(store, "train"),
+        held_out_examples=read_examples(store, "eval"),
     )
 
 

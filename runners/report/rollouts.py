@@ -122,9 +122,8 @@ def build_rollouts(
     slowest = facts.sums.slowest
     if not slowest:
         return None
-    lanes = [make_details(title, draw_swimlane(attempts)) for title, attempts in steps if attempts]
-    if lanes:
-        lanes[0].set("open", "open")
+    drawn = [(title, draw_swimlane(attempts)) for title, attempts in steps if attempts]
+    lanes = [make_details(*each, opened=not place) for place, each in enumerate(drawn)]
     return make_section("Rollouts", *lanes, make("h3", "The slowest"), _slowest(slowest, links))
 
 

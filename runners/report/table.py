@@ -38,6 +38,6 @@ def list_more(number: int, where: str = "") -> Element | None:
     return make("p", f"and {number:,} more{f': {where}' if where else ''}", class_="dim")
 
 
-def make_details(title: str, *content: Child) -> Element:
-    """Return content that is folded until somebody opens it."""
-    return make("details", make("summary", title), *content)
+def make_details(title: str, *content: Child, opened: bool = False) -> Element:
+    """Return content that a reader can fold; at first it is, unless ``opened``."""
+    return make("details", make("summary", title), *content, open="open" if opened else None)

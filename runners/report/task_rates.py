@@ -33,7 +33,7 @@ def build_task_rates(facts: ReportData, links: Links) -> Element | None:
 def build_held_out_tasks(facts: ReportData, links: Links) -> Element | None:
     """Return the same of the tasks that evaluations measured."""
     title = "Tasks" if facts.status.benchmark else "Held-out tasks"
-    return _build_section(title, "evaluation", facts.held_out_tasks, facts.examples, links)
+    return _build_section(title, "evaluation", facts.held_out_tasks, facts.held_out_examples, links)
 
 
 def _build_section(
@@ -57,9 +57,8 @@ def _build_section(
         "The least solved",
         _list(shown, when, examples, links) if several else _list_once(shown, examples, links),
         list_more(len(rates) - _SHOWN),
+        opened=when == "evaluation",  # of these a reader wants the names
     )
-    if when == "evaluation":  # of these a reader wants the names
-        hardest.set("open", "open")
     return make_section(title, note, table, hardest)
 
 

@@ -57,6 +57,19 @@ def test_a_comparison_fits_the_terminal(
     assert (len(pair["gained"]), len(pair["lost"]), pair["p"] < 0.001) == (20, 2, True)
 
 
+def test_a_report_has_the_comparison_with_another_run_as_json(
+    agentrl: Agentrl, tmp_path: Path
+) -> None:
+    before = evaluate(tmp_path / "before", [True, False])
+    after = evaluate(tmp_path / "after", [False, True])
+    shown = agentrl("report", str(after), "--against", str(before), "--json")
+    document = json.loads(shown.stdout)
+    assert "against-another-run" in Path(document["report"]).read_text("utf-8")
+    pair = document["against"]
+    assert (pair["run"], pair["against"], pair["tasks"]) == ("after", "before", 2)
+    assert (pair["lost"], pair["gained"]) == (["repository__issue-0"], ["repository__issue-1"])
+
+
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
 def test_a_task_s_name_forges_no_line(agentrl: Agentrl, tmp_path: Path, text: str) -> None:
     for folder, solved in (("a", False), ("b", True)):

@@ -29,7 +29,7 @@ def evaluate(run_dir: Path, **verdicts: list[bool]) -> Path:
 def test_flips_are_named_with_both_counts_and_an_example(tmp_path: Path) -> None:
     before = evaluate(tmp_path / "a", kept=[True], lost=[True, True, False], won=[False, False])
     after = evaluate(tmp_path / "b", kept=[True], lost=[True, False, False], won=[True, True])
-    page = Page(write_report(after, against=before).read_text("utf-8"))
+    page = Page(write_report(after, against=read_against(after, before)).read_text("utf-8"))
     text = " ".join(page.sections["against-another-run"].split())
     assert "Of 3 tasks that a measured, too, the mean solve rate differs by +22.2 points" in text
     lost, _, won = text.partition("Solved here and not there: 1")
@@ -42,7 +42,7 @@ def test_flips_are_named_with_both_counts_and_an_example(tmp_path: Path) -> None
 
 def test_runs_without_a_common_task_say_so(tmp_path: Path) -> None:
     before, after = evaluate(tmp_path / "a", x=[True]), evaluate(tmp_path / "b", y=[True])
-    page = Page(write_report(after, against=before).read_text("utf-8"))
+    page = Page(write_report(after, against=read_against(after, before)).read_text("utf-8"))
     assert "No task was measured by this run and by a." in page.sections["against-another-run"]
 
 
@@ -51,10 +51,9 @@ def test_names_of_tasks_stay_text(tmp_path: Path, text: str) -> None:
     task = clean_text(text) or "empty"
     before = evaluate(tmp_path / "a", **{task: [True]})
     after = evaluate(tmp_path / "b", **{task: [False]})
-    page = Page(write_report(after, against=before).read_text("utf-8"))
+    page = Page(write_report(after, against=read_against(after, before)).read_text("utf-8"))
     page.text.encode()
     assert not {"script", "img", "iframe"} & set(page.tags)
-    with RunStore.open(after, read_only=True) as store:
-        pair = read_against(store, before).pair
+    pair = read_against(after, before).pair
     assert pair is not None
     assert pair.lost == [task]

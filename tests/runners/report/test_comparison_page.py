@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from runners.report.against import read_against
 from runners.report.comparison import compare_runs
 from runners.report.comparison_page import render_comparison_page, write_comparison
 from runners.report.comparison_tasks import COLOURS
@@ -111,7 +112,7 @@ async def test_a_browser_has_nothing_to_complain_about_and_finds_the_rollouts(
     second = make_run(tmp_path / "b", {name: False})
     runs = [first, second]
     write_comparison(compare_runs(runs), runs, tmp_path / "runs.html")
-    report = write_report(second, against=first)
+    report = write_report(second, against=read_against(second, first))
     async with start_browser(tmp_path) as browser:
         for width, dark in ((1280, False), (390, True)):
             await browser.show_as(width, 800, dark=dark)

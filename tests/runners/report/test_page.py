@@ -121,6 +121,15 @@ def test_held_out_tasks_are_listed_over_all_evaluations(tmp_path: Path) -> None:
     assert rows.startswith(f"{never}task-0 3 3 66.7 % 21–94 % 8 100.0 % "), rows
 
 
+def test_a_task_that_is_trained_and_measured_has_an_example_of_each(tmp_path: Path) -> None:
+    with RunStore.create(tmp_path / "run", CONFIG) as store:
+        for name in ("eval-000001-000-00", "train-000001-00-00"):
+            store.put_rollout(a_rollout(name, task_id="both", solved=True))
+        sections = page_of(store).sections
+    assert "train-000001-00-00" in sections["training-tasks"]
+    assert "eval-000001-000-00" in sections["held-out-tasks"]
+
+
 def test_outcomes_failures_and_tokens_add_up(tmp_path: Path) -> None:
     with example_run(tmp_path / "run") as store:
         page = page_of(store)
