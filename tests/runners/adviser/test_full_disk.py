@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from runners.adviser.metric_lines import MetricLines
 from runners.store.free_disk import measure_free_mb
 from runners.store.run_store import RunStore
 from tests.fakes.records import CONFIG, a_rollout
+from tests.fakes.small_disk import SmallDisk, mount_small_disk
 
 pytestmark = pytest.mark.integration
 MB = 1_000_000
@@ -21,24 +21,9 @@ CONFIG_OF_A_LONG_RUN = {**CONFIG, "run": {"steps": 100}}
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """Mount a disk, and give what sets its size in MB and returns its place."""
-    place = tmp_path / "disk"
-    place.mkdir()
-
-    def mount(options: str) -> subprocess.CompletedProcess[bytes]:
-        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)]
-        return subprocess.run(command, capture_output=True, check=False)
-
-    def resize(size_mb: int) -> Path:
-        mount(f"remount,size={size_mb * MB}").check_returncode()
-        return place
-
-    made = mount(f"size={MB}")
-    if made.returncode:
-        pytest.skip(f"no tmpfs can be mounted here: {made.stderr.decode().strip()}")
-    yield resize
-    subprocess.run(["umount", "-l", str(place)], check=True)
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    with mount_small_disk(tmp_path / "disk") as mounted:
+        yield mounted
 
 
 def finish_step(store: RunStore, step: int) -> list[str]:
@@ -49,8 +34,9 @@ def finish_step(store: RunStore, step: int) -> list[str]:
     return [alarm.name for alarm in advise_run(store)]
 
 
-def test_less_than_a_gigabyte_is_named_as_soon_as_it_is_left(disk: Callable[[int], Path]) -> None:
-    run_dir = disk(1_150) / "run"
+def test_less_than_a_gigabyte_is_named_as_soon_as_it_is_left(disk: SmallDisk) -> None:
+    disk.resize(1_150 * MB // 1024)
+    run_dir = disk.place / "run"
     with RunStore.create(run_dir, CONFIG_OF_A_LONG_RUN) as store:
         assert [finish_step(store, step) for step in range(1, 5)] == [[]] * 4
         seen = []
@@ -66,14 +52,13 @@ def test_less_than_a_gigabyte_is_named_as_soon_as_it_is_left(disk: Callable[[int
         assert finish_step(store, 8) == []
 
 
-def test_a_disk_that_is_full_in_ten_steps_is_named_within_three(
-    disk: Callable[[int], Path],
-) -> None:
+def test_a_disk_that_is_full_in_ten_steps_is_named_within_three(disk: SmallDisk) -> None:
     """Another program takes the space: the file system becomes smaller with each step."""
-    with RunStore.create(disk(6_000) / "run", CONFIG_OF_A_LONG_RUN) as store:
+    disk.resize(6_000 * MB // 1024)
+    with RunStore.create(disk.place / "run", CONFIG_OF_A_LONG_RUN) as store:
         assert [finish_step(store, step) for step in range(1, 5)] == [[]] * 4
         seen = []
         for step in range(5, 8):
-            disk(6_000 - 900 * (step - 4))
+            disk.resize((6_000 - 900 * (step - 4)) * MB // 1024)
             seen.append(finish_step(store, step))
         assert seen[-1] == ["full_disk"]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
+from tests.fakes.small_disk import SmallDisk, mount_small_disk
 from tests.runners.campaign.account import account, broken, differences
 from tests.runners.campaign.conftest import Miniature
 
@@ -27,32 +27,21 @@ turns, the checkpoints, metrics and pictures.
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Callable[[int], None]]:
-    """Mount a disk on ``tmp_path / "disk"`` and give what sets its size in kB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-
-    def mount(options: str) -> subprocess.CompletedProcess[bytes]:
-        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)]
-        return subprocess.run(command, capture_output=True, check=False)
-
-    made = mount(f"size={SIZES_KB[0]}k")
-    if made.returncode:
-        pytest.skip(f"no tmpfs can be mounted here: {made.stderr.decode().strip()}")
-    yield lambda size_kb: mount(f"remount,size={size_kb}k").check_returncode()
-    subprocess.run(["umount", "-l", str(place)], check=True)
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    with mount_small_disk(tmp_path / "disk") as mounted:
+        yield mounted
 
 
 @pytest.mark.slow
 def test_a_disk_that_fills_up_pauses_the_run_and_more_room_finishes_it(
-    miniature: Miniature, tmp_path: Path, disk: Callable[[int], None]
+    miniature: Miniature, tmp_path: Path, disk: SmallDisk
 ) -> None:
     miniature.finish(miniature.begin(*TINY))
     with miniature.store() as store:
         wanted = account(store)
-    miniature.run_dir = tmp_path / "disk" / "run"
+    miniature.run_dir = disk.place / "run"
     for size_kb in SIZES_KB:
-        disk(size_kb)
+        disk.resize(size_kb)
         process = miniature.resume() if has_run(miniature.run_dir) else miniature.begin(*TINY)
         document = miniature.finish(process, code=4)
         said = document.get("message") or document.get("error") or ""
@@ -64,7 +53,7 @@ def test_a_disk_that_fills_up_pauses_the_run_and_more_room_finishes_it(
                 assert {r.outcome.outcome_class for r in store.rollouts(counts=True)} <= {
                     "policy", "budget"
                 }, "a full disk is not a rollout's failure"  # fmt: skip
-    disk(100_000)
+    disk.resize(100_000)
     miniature.finish(miniature.resume())
     with miniature.store() as store:
         assert differences(wanted, account(store)) == []
