@@ -42,8 +42,11 @@ def find_unmounted(job: ClusterJob) -> Iterator[str]:
     ]
     if isinstance(launch, KubernetesLaunchConfig):
         inside += _find_volume_mounts(launch.pod)
-    paths = {str(path): name for name, path in list_inputs(job).items() if path is not None}
-    for path, name in paths.items():
+    names: dict[str, str] = {}  # by path; the first: model.tokenizer is model.path by default
+    for name, value in list_inputs(job).items():
+        if value is not None:
+            names.setdefault(str(value), name)
+    for path, name in names.items():
         if not any(Path(path).is_relative_to(each) for each in inside):
             folder = form.format(Path(path).parent)
             yield (

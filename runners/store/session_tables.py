@@ -156,7 +156,8 @@ class SessionTables:
         # Rows of a complete part were all written before the next part began.
         held = self._db.rows("SELECT DISTINCT array_file, array_part, session_id FROM routing")
         needed = {RoutingPart(file, number) for file, number, session in held if is_needed(session)}
-        gone = sorted(complete.keys() - needed)
+        if not (gone := sorted(complete.keys() - needed)):
+            return []
         names = dumps([f"{part.writer}.{part.number}" for part in gone])
         self._db.execute(
             "DELETE FROM routing WHERE session_id IN (SELECT session_id FROM routing "

@@ -43,3 +43,10 @@ def test_only_what_no_mount_has_is_named(
     assert len(found) == len(expected), found
     for message, part in zip(found, expected, strict=True):
         assert part in message
+
+
+def test_a_directory_is_named_by_the_key_that_a_user_set() -> None:
+    """``model.tokenizer`` is ``model.path`` if it is not given."""
+    job = make_cluster_job(a_config(*PYXIS, "model.path=/models/GLM", launch="slurm"))
+    [found] = find_unmounted(job)
+    assert found.startswith("model.path=/models/GLM ")
