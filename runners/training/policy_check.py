@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from runners.training.hidden_states import compute_hidden_states
 from runners.training.micro_batches import MicroBatch, make_micro_batches
@@ -77,6 +77,11 @@ def prepare_trees(policy: Any) -> str | None:
 
 def _check(policy: Any) -> None:
     decoder, head = find_decoder(policy), find_head(policy)
+    if type(head) is not nn.Linear:  # others may need the logits that chosen_logprobs.py overwrites
+        raise TrainingError(
+            f"{_name(policy)} cannot be trained with trainer=local: its output layer is a "
+            f"{type(head).__name__}, no plain linear layer"
+        )
     tokens = torch.arange(2 * LENGTH).reshape(2, -1) * 31 + 7
     tokens = (tokens % head.weight.shape[0]).to(head.weight.device)
     whole = _logprobs(policy(input_ids=tokens, use_cache=False).logits)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from torch import Tensor, nn
 from transformers import (
     CohereConfig,
     Gemma2Config,
@@ -24,6 +25,7 @@ from runners.engines.embedded.core import EngineCore
 from runners.training import checkpoint
 from runners.training.local import LocalTrainer
 from runners.training.policy import find_decoder, load_policy
+from runners.training.policy_check import check_policy
 from runners.training.training_error import TrainingError
 from tests.fakes.local_trainer import logprobs as compute_logprobs
 from tests.fakes.local_trainer import make_trainer
@@ -176,6 +178,21 @@ def test_a_policy_whose_logits_are_capped_or_scaled_is_refused_by_name(
     load_plain(config).save_pretrained(tmp_path)  # type: ignore[operator]
     with pytest.raises(TrainingError, match=rf"{config.model_type}\).*its logits are not"):
         make_trainer(tmp_path)
+
+
+class CappedHead(nn.Linear):
+    """Its gradient is computed from its output, which training overwrites."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).tanh()
+
+
+def test_an_output_layer_that_may_need_its_output_is_refused(tmp_path: Path) -> None:
+    policy: Any = load_policy(write_policy("qwen3", tmp_path))
+    weight = policy.get_output_embeddings().weight
+    policy.set_output_embeddings(CappedHead(weight.shape[1], weight.shape[0], bias=False))
+    with pytest.raises(TrainingError, match=r"qwen3\).*output layer is a CappedHead"):
+        check_policy(policy)
 
 
 def test_a_policy_that_attends_to_both_sides_is_refused(tmp_path: Path) -> None:
