@@ -22,7 +22,7 @@ from runners.observe.dashboard import format_duration
 from runners.observe.labelled_table import LabelledTable
 from runners.observe.training_counts import count_trained
 from runners.tasks.listing import TaskListing
-from runners.trajectory.printable import make_printable, shorten
+from runners.trajectory.printable import make_line, make_printable
 
 
 def _facts(title: str) -> Table:
@@ -196,6 +196,7 @@ _NAMED = 12
 
 
 _NAME_LENGTH = 120
+"""Characters of a task's name among others."""
 
 
 def render_pairs(pairs: Sequence[dict[str, Any]]) -> RenderableType:
@@ -221,15 +222,10 @@ def render_pairs(pairs: Sequence[dict[str, Any]]) -> RenderableType:
         for what in ("gained", "lost"):
             if names := pair[what]:
                 more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-                text = ", ".join(map(_name_task, names[:_NAMED])) + more
+                text = ", ".join(make_line(name, _NAME_LENGTH) for name in names[:_NAMED]) + more
                 flips.add_row(what, Text(f"{make_printable(pair['run'])}: {text}"))
     table = LabelledTable([make_printable(pair["run"]) for pair in pairs], build)
     return Group(table, flips) if flips.row_count else table
-
-
-def _name_task(task: str) -> str:
-    """Return a task's id on one line: one with a line end could pass for another line."""
-    return shorten(" ".join(make_printable(task).split()), _NAME_LENGTH)
 
 
 def _end(document: dict[str, Any]) -> Text:

@@ -18,6 +18,13 @@ def make_printable(text: str) -> str:
     return _CONTROLS.sub("\ufffd", text.replace("\r\n", "\n"))
 
 
+def make_line(text: str, limit: int) -> str:
+    """Return ``text`` as one printable line of at most ``limit`` characters: with line ends it
+    could pass for several.
+    """
+    return make_printable(shorten(" ".join(text[: 2 * limit].split()), limit))
+
+
 def shorten(text: str, limit: int) -> str:
     """Return ``text`` in at most ``limit`` characters: of a longer one the end is left out.
 

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from runners.observe.dashboard import format_duration
-from runners.trajectory.printable import make_printable, shorten
+from runners.trajectory.printable import make_line, make_printable, shorten
 from runners.trajectory.record import Segment, Turn
 from runners.viewer.in_progress import RUNNING
 from runners.viewer.listing import Listing
@@ -25,6 +25,8 @@ from runners.viewer.timeline import Moment
 
 WIDE = 110
 """Columns of a terminal in which the list has outcome and advantage, too."""
+LINE = 500
+"""Characters of a foreign text that stands on one line: a task's name, an attempt's message."""
 COLUMNS = 2000
 """Characters of a line, unless texts are shown whole: a policy decides how long a line is."""
 BLOCK = 20_000
@@ -60,9 +62,10 @@ class RolloutList:
         table.add_column("", no_wrap=True)
         longest = max((len(row["rollout_id"]) for row in self._listing.rows), default=0)
         table.add_column("rollout", no_wrap=True, min_width=longest)
-        table.add_column("task", overflow="ellipsis", no_wrap=True, min_width=8)
+        # Columns that may wrap give way to the others; their cells are cut off instead.
+        table.add_column("task", min_width=8)
         if searched:
-            table.add_column("found", overflow="ellipsis", no_wrap=True, ratio=1)
+            table.add_column("found", ratio=1)
         else:
             if wide:
                 table.add_column("outcome", no_wrap=True)
@@ -70,14 +73,24 @@ class RolloutList:
             for name in (*(("advantage",) if wide else ()), "turns", "tokens", "time"):
                 table.add_column(name, justify="right", no_wrap=True)
         for row in self._listing.rows:
-            cells = [_sign(row["solved"]), Text(row["rollout_id"]), _text(row["task"])]
-            cells += [_hit(row)] if searched else list(_figures(row, wide))
+            cells = [
+                _sign(row["solved"]),
+                Text(row["rollout_id"]),
+                _cut_off(_line(row["task"])),
+            ]
+            cells += [_cut_off(_hit(row))] if searched else list(_figures(row, wide))
             table.add_row(*cells)
         yield table
         yield _sums(self._listing)
         if self._in_progress:
             note = f"{self._in_progress:,} more in progress: --only {RUNNING}"
             yield Text(note, "bright_black")
+
+
+def _cut_off(cell: Text) -> Text:
+    """Let a cell end at its column's width, however its column is laid out."""
+    cell.no_wrap, cell.overflow = True, "ellipsis"
+    return cell
 
 
 def _figures(row: dict[str, Any], wide: bool) -> Iterator[Text]:
@@ -165,7 +178,7 @@ def _count_turns(number: int) -> str:
 def _head(view: ViewedRollout) -> RenderableType:
     record = view.record
     head = Text.assemble(_sign(record.solved), " ", (record.rollout_id, "bold"), "  ")
-    head.append_text(_text(record.task_id))
+    head.append_text(_line(record.task_id))
     facts = [
         f"attempt {record.attempt}",
         view.code if view.unended else f"{view.code} at {record.outcome.stage}",
@@ -181,7 +194,7 @@ def _head(view: ViewedRollout) -> RenderableType:
         lines.append(_text(record.outcome.message, "yellow"))
     others = [each for each in view.attempts if each["attempt"] != record.attempt]
     lines += [
-        _text(f"attempt {each['attempt']}: {each['code']} {each['message']}", "yellow")
+        _line(f"attempt {each['attempt']}: {each['code']} {each['message']}", "yellow")
         for each in others
     ]
     return Group(*lines)
@@ -356,3 +369,8 @@ def _title(text: str) -> Text:
 
 def _text(text: str, style: str = "") -> Text:
     return Text(make_printable(text), style)
+
+
+def _line(text: str, style: str = "") -> Text:
+    """Return a foreign text that stands beside others on one line."""
+    return Text(make_line(text, LINE), style)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from runners.store.json_text import dumps, loads
 from runners.store.run_store import RunStore
 from runners.trajectory.outcome import Stage
-from runners.trajectory.printable import make_printable, shorten
+from runners.trajectory.printable import make_line, shorten
 from runners.trajectory.record import MAIN_THREAD, Turn
 from runners.viewer.rollout_view import ViewedRollout
 
@@ -95,7 +95,7 @@ def _read_events(store: RunStore, view: ViewedRollout) -> Iterator[Moment]:
     for at, kind, data in rows:
         about = loads(data)
         rest = {name: about[name] for name in about if name not in ("session_id", "rollout_id")}
-        yield Moment(at, None, "event", "", _line(f"{kind}: {dumps(rest)}"), fault=True)
+        yield Moment(at, None, "event", "", make_line(f"{kind}: {dumps(rest)}", TEXT), fault=True)
 
 
 def _describe_turns(turns: list[Turn]) -> Iterator[Moment]:
@@ -109,7 +109,7 @@ def _describe_turns(turns: list[Turn]) -> Iterator[Moment]:
             end = turn.started_at + turn.total_s
             text = _name_calls(turn)
             if text and following.started_at > end:
-                name = _line(thread, NAME)
+                name = make_line(thread, NAME)
                 yield Moment(end, following.started_at - end, "tools", name, text, turn.index)
 
 
@@ -127,7 +127,7 @@ def _describe_turn(turn: Turn) -> Moment:
     cut = turn.finish_reason != "stop"
     if cut:
         about.append(f"finish: {turn.finish_reason}")
-    text, thread = _line(" · ".join(about)), _line(turn.thread, NAME)
+    text, thread = make_line(" · ".join(about), TEXT), make_line(turn.thread, NAME)
     return Moment(turn.started_at, turn.total_s, "turn", thread, text, turn.index, fault=cut)
 
 
@@ -146,12 +146,7 @@ def _name_calls(turn: Turn) -> str:
     functions = [call.get("function") for call in calls[:CALLS] if isinstance(call, dict)]
     names = [shorten(str(each.get("name")), NAME) for each in functions if isinstance(each, dict)]
     more = f" and {len(calls) - CALLS:,} more" if len(calls) > CALLS else ""
-    return _line(f"{', '.join(names)}{more}") if names else ""
-
-
-def _line(text: str, limit: int = TEXT) -> str:
-    """Return a foreign text as one printable line."""
-    return make_printable(shorten(" ".join(text[: 2 * limit].split()), limit))
+    return make_line(f"{', '.join(names)}{more}", TEXT) if names else ""
 
 
 def read_step(store: RunStore, split: str, step: int) -> dict[str, Any]:

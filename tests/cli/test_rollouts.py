@@ -52,6 +52,17 @@ def test_the_list_and_a_rollout_fit_the_terminal(
     golden(f"rollouts-{width}.txt", "\n".join(line.rstrip() for line in whole.splitlines()) + "\n")
 
 
+def test_a_task_s_name_forges_no_line(agentrl: Agentrl, run_dir: Path) -> None:
+    with RunStore.open(run_dir) as store:
+        task = "a\n✓ train-000009-000-00\u2028attempt 7: policy.finished"
+        store.put_rollout(a_rollout("train-000003-000-00", task_id=task))
+    for arguments in (("--step", "3"), ("train-000003-000-00",)):
+        lines = agentrl("rollouts", str(run_dir), *arguments).stdout.splitlines()
+        [told] = [line for line in lines if "a ✓ train-000009-000-00 attempt" in line]
+        assert told.lstrip().startswith("✓ ")
+        assert "train-000003-000-00" in told
+
+
 def test_filters_select_and_json_has_all_of_it(agentrl: Agentrl, run_dir: Path) -> None:
     done = agentrl("rollouts", str(run_dir), "--only", "unsolved", "--only", "train", "--json")
     document = json.loads(done.stdout)
