@@ -9,7 +9,7 @@ import re
 _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # escape sequences, carriage returns
     "\ud800-\udfff"  # surrogates, from bytes that were not UTF-8
-    "\u202a-\u202e\u2066-\u2069]"  # change the direction of the text after them
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"  # Bidi_Control: text would read otherwise
 )
 
 

@@ -7,7 +7,9 @@ import re
 
 from rich.console import Console, RenderableType
 
-STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
+STEERING = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
 """Characters of foreign text that no terminal should get."""
 
 TEXTS = {
@@ -21,7 +23,7 @@ TEXTS = {
     "escape_sequence": "\x1b[2J\x1b]0;title\x07\x9b31m",
     "carriage_return": "done\rfailed\r\nnext",
     "nul": "a\x00b",
-    "right_to_left": "\u202egnp.exe\u2066",
+    "right_to_left": "\u202egnp.exe\u2066 1\u200f/\u200e2\u061c",
     "empty": "",
     "blank": " \t\n",
     "lines": "one\ntwo\u2028three",

@@ -28,11 +28,11 @@ function make(name, attributes = {}, ...children) {
   return node;
 }
 
-// A text with U+FFFD for what would change the direction of the text after it: a patch must not read otherwise than it runs.
+// A text with U+FFFD for Unicode's Bidi_Control, as printable.py has it: a patch must not read otherwise than it runs.
 // A text that the browser would lay out for minutes is cut off.
 const LONGEST = 1000000;
 const whole = (text) => (text.length > LONGEST ? `${text.slice(0, LONGEST)}\n… ${number(text.length - LONGEST)} more characters` : text);
-const visible = (text) => whole(text).replace(/[\u202a-\u202e\u2066-\u2069]/g, "\ufffd");
+const visible = (text) => whole(text).replace(/[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, "\ufffd");
 
 // Append a text; a word of thousands of letters may be broken every PIECE: to find a place in all of it, the browser takes minutes.
 const PIECE = 500;

@@ -20,7 +20,8 @@ from tests.runners.viewer.conftest import add_wired, write_timed_rollout
 pytestmark = needs_chromium
 HOSTILE = (
     "</script><script>window.owned = 1</script><img src=x onerror='window.owned = 2'>"
-    "\"'><svg onload=window.owned=3> javascript:alert(1) {{rows}} {{scripts}} \u202e\x00"
+    "\"'><svg onload=window.owned=3> javascript:alert(1) {{rows}} {{scripts}} "
+    "\u202e\u200f\u061c\x00"
 )
 BRANCHED = "train-000002-000-00"
 
@@ -346,7 +347,8 @@ async def look_at_everything(browser: Browser, address: str) -> None:
         await browser.until(
             "document.querySelector('#tab').innerText.includes('owned') || tabName() === 'Tokens'"
         )
-        assert not await browser.run("document.body.innerText.includes('\\u202e')")
+        steering = "/[\\u061c\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069]/"
+        assert not await browser.run(f"{steering}.test(document.body.innerText)")
     await browser.run(f"go({{ place: '{place}', view: {{ with: '{place}', tab: null }} }})")
     await browser.until("document.querySelector('.columns') !== null")
     await browser.run("go({ place: 'group:train-1-0', query: { search: 'owned' } })")
