@@ -28,6 +28,13 @@ def parse_session_id(name: str) -> tuple[str, int] | None:
     return (found["rollout"], int(found["attempt"])) if found else None
 
 
+def write_owner(column: str) -> str:
+    """Return the SQL expression of the rollout of a session's name in ``column``, where
+    ``parse_session_id`` knows one.
+    """
+    return f"substr({column}, 1, length(rtrim({column}, '0123456789')) - length('-a'))"
+
+
 def parse_rollout_id(name: str) -> tuple[str, int, int, int] | None:
     """Return split, step, group and member of a rollout's name; None if it has another form, as
     those of a gateway that serves alone have.

@@ -14,7 +14,7 @@ from runners.store.json_text import dumps, loads
 from runners.store.run_state import RunState
 from runners.store.run_store import RunStore
 from runners.store.session_tables import SAMPLED_TOKENS
-from runners.trajectory.ids import parse_rollout_id, parse_session_id
+from runners.trajectory.ids import parse_rollout_id, parse_session_id, write_owner
 from runners.trajectory.outcome import MEANING, Outcome, OutcomeClass, OutcomeCode, Stage
 from runners.trajectory.record import RolloutRecord
 
@@ -51,14 +51,16 @@ def find_in_progress(store: RunStore) -> dict[str, tuple[int, str]]:
     if not state.driven:
         return {}
     alone = _serves_alone(state)
-    ended = {row[0] for row in store.query("SELECT rollout_id FROM rollout WHERE counts")}
     found: dict[str, tuple[int, str]] = {}
     # Since the run was started or continued: attempts of an execution before that are lost.
-    query = "SELECT session_id FROM session WHERE created_at >= ? ORDER BY created_at DESC"
+    owner = "session.session_id" if alone else write_owner("session.session_id")
+    # In SQL: a page asks every two seconds, and nearly all rollouts of a long run have ended.
+    query = (
+        "SELECT session_id FROM session WHERE created_at >= ? AND NOT EXISTS "
+        f"(SELECT 1 FROM rollout WHERE counts AND rollout_id = {owner}) ORDER BY created_at DESC"
+    )
     for (session_id,) in store.query(query, (state.updated_at,)):
         rollout_id, attempt = _find_owner(session_id, alone=alone)
-        if rollout_id in ended:
-            continue
         if rollout_id not in found and len(found) == MOST:
             break
         if found.get(rollout_id, (-1, ""))[0] < attempt:

@@ -10,6 +10,7 @@ import pytest
 
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
+from runners.trajectory.ids import parse_session_id, write_owner
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
 from runners.viewer.filters import parse_query
 from runners.viewer.in_progress import (
@@ -129,6 +130,15 @@ def test_a_session_of_a_gateway_that_serves_alone_is_its_rollout(live: RunStore)
     live.put_rollout(record)
     assert find_in_progress(live) == {"mine-a1": (0, "mine-a1")}
     assert open_rollout(live, "mine-a1").code == WORKING
+
+
+@pytest.mark.parametrize("attempt", [f"{HERE}0-a0", f"{HERE}0-a12", "12-a3-a4", "x-a-a1"])
+def test_sql_and_python_read_the_same_rollout_from_the_name_of_an_attempt(
+    live: RunStore, attempt: str
+) -> None:
+    parsed = parse_session_id(attempt)
+    assert parsed is not None
+    assert live.query(f"SELECT {write_owner('?1')}", (attempt,))[0][0] == parsed[0]
 
 
 def test_no_name_reads_the_turns_of_another_rollout(live: RunStore) -> None:
