@@ -26,13 +26,11 @@ from runners.observe.training_counts import (
 )
 from runners.observe.under_way import count_under_way
 from runners.processes.ledger import Ledger, ResourceKind, is_gone
-from runners.store.run_state import State
+from runners.store.run_state import KILLED, State
 from runners.store.run_store import RunStore
 from runners.training.checkpoint import CHECKPOINTS, find_best
 from runners.trajectory.printable import make_printable
 
-KILLED = "killed"
-"""State shown for a run whose stored state is running but whose driver is dead."""
 _LEAKS_SHOWN = 5
 _DIAGNOSES_SHOWN = 3
 _TAMPERED_SHOWN = 3
@@ -217,7 +215,6 @@ def read_store_status(store: RunStore, *, alarms: Sequence[Alarm] | None = None)
     step, if they are known.
     """
     state, config = store.state(), store.config()
-    dead = state.state is State.RUNNING and not state.driven
     done = [row for row in store.steps() if row.state == "done"]
     counts = count_training(done)
     tampered = store.query(
@@ -232,7 +229,7 @@ def read_store_status(store: RunStore, *, alarms: Sequence[Alarm] | None = None)
         run_dir=str(store.run_dir),
         gateway=state.info.get("gateway", False),
         benchmark=state.info.get("benchmark"),
-        state=KILLED if dead else state.state,
+        state=state.seen,
         message=state.message,
         exit_code=state.exit_code,
         driver_pid=state.driver.pid if state.driver else None,

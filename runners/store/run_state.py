@@ -30,6 +30,8 @@ class State(StrEnum):
     DONE = "done"
 
 
+KILLED = "killed"
+"""In place of RUNNING, which nobody wrote over: the driver is dead."""
 TRANSITIONS: dict[State, frozenset[State]] = {
     State.CREATED: frozenset(State) - {State.CREATED},
     State.RUNNING: frozenset({State.RUNNING, State.INTERRUPTED, State.FAILED, State.DONE}),
@@ -92,6 +94,11 @@ class RunState:
             and self.driver is not None
             and self.driver.alive(self.heartbeat_at)
         )
+
+    @property
+    def seen(self) -> str:
+        """The state as people are told of it: KILLED if its driver died."""
+        return KILLED if self.state is State.RUNNING and not self.driven else self.state.value
 
     @property
     def spent_s(self) -> float:

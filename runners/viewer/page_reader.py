@@ -48,7 +48,7 @@ class PageReader:
             self._choices = version, list_choices(self._store)
         return {
             "name": self._run_dir.resolve().name,
-            "state": self._store.state().state,
+            "state": self._store.state().seen,
             "version": version,
             "choices": self._choices[1],
             "in_progress": len(found),

@@ -198,7 +198,7 @@ async function poll() {
     try {
       const shown = isRolloutPlace() && !state.view.with && open?.rollout_id === state.place && open.progress ? open : null;
       const now = await source.run(shown?.rollout_id);
-      const changed = now.version !== run.version || now.in_progress !== run.in_progress;
+      const changed = now.version !== run.version || now.in_progress !== run.in_progress || now.state !== run.state;
       run = now;
       at("reach").textContent = now.search ?? "";
       if (changed) {

@@ -1,7 +1,7 @@
 "use strict";
 // The run's steps with their groups, and one group with its rollouts.
 
-const STATES = { running: "none", done: "good", failed: "bad" };
+const STATES = { running: "none", done: "good", failed: "bad", killed: "bad" };
 let groups = null; // of the whole run
 
 async function overview() {

@@ -11,6 +11,7 @@ import aiohttp
 import numpy as np
 import pytest
 
+from runners.store.run_state import State
 from runners.store.run_store import RunStore
 from runners.trajectory.routing import (
     NO_ROW,
@@ -212,6 +213,16 @@ async def test_a_link_into_another_run_does_not_open_this_one(server: ViewServer
             assert response.status == 404
     assert name_in_address(server.run_dir / ".." / server.run_dir.name) == name
     assert name_in_address(server.run_dir / ".." / "elsewhere") != name
+
+
+async def test_a_run_whose_driver_died_is_not_shown_as_running(
+    server: ViewServer, run_dir: Path
+) -> None:
+    with RunStore.open(run_dir) as store:
+        store.set_state(State.RUNNING)
+        assert (await get(server, "api/run"))[1]["state"] == "running"
+        store.database.execute("UPDATE run SET pid = ?", (2**22 + 1,))  # above Linux's largest
+    assert (await get(server, "api/run"))[1]["state"] == "killed"
 
 
 async def test_a_port_that_is_taken_is_an_error(server: ViewServer, run_dir: Path) -> None:
