@@ -5,13 +5,10 @@ from __future__ import annotations
 import inspect
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
-
-if TYPE_CHECKING:
-    pass
 
 PROGRAM = "program"
 """Key of a context's ``meta``: the words after ``--``."""

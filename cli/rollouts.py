@@ -172,7 +172,7 @@ def rollouts(
         if query.search:
             _index(run, store)
         listing = list_rollouts(store, query, offset, limit)
-        others = 0 if query.running else len(find_in_progress(store))
+        others = 0 if query.running or as_json else len(find_in_progress(store))
     if as_json:
         print_json({"sums": listing.sums, "rollouts": listing.rows})
     else:

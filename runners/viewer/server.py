@@ -31,7 +31,7 @@ from runners.export.page_assets import STYLE, build_served_page, read_asset, scr
 from runners.processes.secret_file import load_secret
 from runners.store.json_text import dumps
 from runners.viewer.filters import ViewError
-from runners.viewer.page_reader import PageReader
+from runners.viewer.page_reader import Given, PageReader
 from runners.viewer.search_index import IndexProgress, SearchIndex
 
 HOST = "127.0.0.1"
@@ -55,6 +55,8 @@ _HEADERS = {
 }
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Read = Callable[[str, Given], dict[str, Any]]
+"""Answers a request by the ``{id}`` of its address (empty: none) and its query."""
 
 
 class _Stopped(Exception):
@@ -119,38 +121,25 @@ class ViewServer:
         app.router.add_get(f"{root}/{STYLE}", _text("text/css", read_asset(STYLE)))
         for name in script_names("source_server"):
             app.router.add_get(f"{root}/{name}", _text("text/javascript", read_asset(name)))
-        app.router.add_get(f"{root}/api/run", self._answer(self._read_run))
-        app.router.add_get(
-            f"{root}/api/groups", self._answer(lambda _, __: self._reader.read_groups())
-        )
-        app.router.add_get(
-            f"{root}/api/rollouts", self._answer(lambda _, given: self._reader.read_list(given))
-        )
-        app.router.add_get(
-            f"{root}/api/rollouts/{{id}}",
-            self._answer(lambda id, given: self._reader.read_rollout(id, given)),
-        )
-        app.router.add_get(
-            f"{root}/api/rollouts/{{id}}/place",
-            self._answer(lambda id, given: self._reader.read_place(id, given)),
-        )
-        app.router.add_get(
-            f"{root}/api/rollouts/{{id}}/tokens",
-            self._answer(lambda id, given: self._reader.read_tokens(id, given)),
-        )
-        app.router.add_get(
-            f"{root}/api/rollouts/{{id}}/wire",
-            self._answer(lambda id, given: self._reader.read_wire(id, given)),
-        )
-        app.router.add_get(
-            f"{root}/api/rollouts/{{id}}/timeline",
-            self._answer(lambda id, given: self._reader.read_timeline(id, given)),
-        )
-        app.router.add_get(
-            f"{root}/api/step", self._answer(lambda _, given: self._reader.read_step(given))
-        )
+        for name, read in self._answers().items():
+            app.router.add_get(f"{root}/api/{name}", self._answer(read))
         app.router.add_get("/{token}/{other}/", self._name_run)
         return app
+
+    def _answers(self) -> dict[str, Read]:
+        """Return the addresses of the data, and what answers them."""
+        reader = self._reader
+        return {
+            "run": lambda _, given: {**reader.read_run(given), "search": self._search},
+            "groups": lambda _, __: reader.read_groups(),
+            "step": lambda _, given: reader.read_step(given),
+            "rollouts": lambda _, given: reader.read_list(given),
+            "rollouts/{id}": reader.read_rollout,
+            "rollouts/{id}/place": reader.read_place,
+            "rollouts/{id}/tokens": reader.read_tokens,
+            "rollouts/{id}/wire": reader.read_wire,
+            "rollouts/{id}/timeline": reader.read_timeline,
+        }
 
     async def _name_run(self, _: web.Request) -> web.Response:
         """Answer an address of another run, which this port served before."""
@@ -162,10 +151,7 @@ class ViewServer:
         )
         return web.Response(status=404, text=text, content_type="text/html", charset="utf-8")
 
-    def _read_run(self, _: str, given: dict[str, list[str]]) -> dict[str, Any]:
-        return {**self._reader.read_run(given), "search": self._search}
-
-    def _answer(self, read: Callable[[str, dict[str, list[str]]], dict[str, Any]]) -> Handler:
+    def _answer(self, read: Read) -> Handler:
         """Return a handler that answers with what ``read`` returns in the store's thread."""
 
         async def handle(request: web.Request) -> web.Response:
