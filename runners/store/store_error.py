@@ -44,6 +44,7 @@ _BY_ERRNO: dict[int, tuple[str, ExitCode]] = {
 }
 _BY_SQLITE: dict[int, tuple[str, ExitCode]] = {
     sqlite3.SQLITE_FULL: (_FULL, _GONE),
+    sqlite3.SQLITE_IOERR_SHMSIZE: (_FULL, _GONE),  # no room for the index of its log
     sqlite3.SQLITE_READONLY: (_READ_ONLY, ExitCode.USAGE),
     sqlite3.SQLITE_PERM: (_READ_ONLY, ExitCode.USAGE),
     sqlite3.SQLITE_CANTOPEN: (_DENIED, ExitCode.USAGE),
@@ -72,6 +73,7 @@ def to_store_error(error: sqlite3.Error | OSError, path: Path) -> StoreError:
     if isinstance(error, OSError):
         text, code = _BY_ERRNO.get(error.errno or 0, (_IO, _GONE))
     else:
-        primary = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the low byte; the rest refines it
-        text, code = _BY_SQLITE.get(primary, (_IO, _GONE))
+        exact = getattr(error, "sqlite_errorcode", 0)
+        primary = exact & 0xFF  # the low byte; the rest refines it
+        text, code = _BY_SQLITE.get(exact) or _BY_SQLITE.get(primary, (_IO, _GONE))
     return StoreError(text.format(path=path, error=error), code)

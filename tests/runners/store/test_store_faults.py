@@ -22,6 +22,7 @@ from runners.store.run_state import State
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
 from tests.fakes.records import CONFIG, a_rollout, a_turn
+from tests.fakes.small_disk import mount_small_disk
 
 NOBODY = 65534
 
@@ -228,3 +229,15 @@ def test_a_full_disk_is_reported_and_harms_nothing_stored(tmp_path: Path) -> Non
     said = fill([*prefix, prepare + 'exec "$0" "$@"'], tmp_path / "run", 0)
     assert said.startswith("4: ")
     assert "the disk is full" in said
+
+
+def test_a_disk_without_room_for_a_new_store_is_called_full_at_any_size(tmp_path: Path) -> None:
+    said = []
+    with mount_small_disk(tmp_path / "disk") as disk:
+        for kilobytes in range(8, 128, 8):
+            disk.resize(kilobytes)
+            with pytest.raises(StoreError) as caught:
+                RunStore.create(disk.place / "run", CONFIG)
+            said.append(str(caught.value))
+            shutil.rmtree(disk.place / "run", ignore_errors=True)
+    assert {"the disk is full" in text for text in said} == {True}, said
