@@ -37,6 +37,8 @@ if TYPE_CHECKING:  # a service, which imports this module, needs no store
 READY_LINE_BYTES = 1 << 20
 LOG_TAIL_BYTES = 16_384
 LOG_TAIL_LINES = 3
+FULL_BYTES = 1 << 16
+"""Less free space explains why a child that failed could not say so in its log."""
 _EXCEPTION_LINE = re.compile(r"^[\w.]*(Error|Exception)\b.*\S", re.MULTILINE)
 """The last line of a traceback; a server that shuts down prints more lines below it."""
 PACKAGES = str(Path(__file__).parents[2])
@@ -250,7 +252,10 @@ class Service:
         last = [line for line in text.splitlines()[-LOG_TAIL_LINES:] if line.strip()]
         raised = [found.group() for found in _EXCEPTION_LINE.finditer(text)][-1:]
         lines = [*(line for line in raised if line not in last), *last]
-        return " | ".join(lines) or f"(nothing in {self.log})"
+        if lines:
+            return " | ".join(lines)
+        full = shutil.disk_usage(self.log.parent).free < FULL_BYTES
+        return f"(nothing in {self.log}{': the disk is full' if full else ''})"
 
     async def stop(self, grace_s: float = 5.0) -> None:
         """End the child and return when it is gone: close its stdin, then SIGTERM, then SIGKILL.

@@ -18,6 +18,7 @@ from conf.errors import ExitCode
 from runners.processes.ledger import Ledger
 from runners.processes.service import Service, ServiceError
 from runners.store.run_store import RunStore
+from tests.fakes.small_disk import mount_small_disk
 
 pytestmark = pytest.mark.integration
 
@@ -75,6 +76,16 @@ async def test_the_log_tail_has_no_line_of_an_earlier_process(tmp_path: Path) ->
     assert "of the first" in second.log.read_text()
     assert second.log_tail() == f"(nothing in {second.log})"
     await second.stop()
+
+
+async def test_an_empty_log_on_a_full_disk_says_why(tmp_path: Path) -> None:
+    with mount_small_disk(tmp_path / "disk") as disk:
+        service = await start(disk.place)
+        disk.resize(200)
+        assert service.log_tail() == f"(nothing in {service.log})"
+        (disk.place / "ballast").write_bytes(bytes(180 << 10))
+        assert service.log_tail() == f"(nothing in {service.log}: the disk is full)"
+        await service.stop()
 
 
 async def test_a_service_that_dies_at_start_raises_an_error_with_the_reason(tmp_path: Path) -> None:
