@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from typing import Any
@@ -104,6 +105,11 @@ def test_flat_groups_of_a_policy_that_learnt_its_tasks_are_no_illness() -> None:
     easy = [replace(s, metrics={**s.metrics, **solved}) for s in history.steps]
     _, alarm = seen(replace(history, steps=easy))["flat_groups"]
     assert "too easy" in alarm.fix
+
+
+def test_a_count_that_is_no_number_counts_nothing() -> None:
+    for value in (math.inf, math.nan, None, "3"):
+        assert StepFacts(1, {"cheating/signs": value}).count("cheating/signs") == 0
 
 
 def test_every_key_that_a_fix_names_exists() -> None:

@@ -95,7 +95,8 @@ def test_only_the_last_lines_are_written_anew(tmp_path: Path) -> None:
     before = file.stat().st_ino
     assert writer.replace_tail([{"step": 3, "loss": 0.123456}, {"step": 4, "loss": 1.0}])
     assert writer.replace_tail([{"step": 4, "loss": 2.0}, {"step": 6, "loss": 3.0}])
-    assert writer.replace_tail([{"step": 5, "loss": 9.0}, {"step": 6, "loss": 3.0}])  # late
+    assert writer.replace_tail([{"step": 5, "loss": 9.0}, {"step": 6, "loss": 3.125}])  # late
+    assert writer.replace_tail([{"step": 6, "loss": 3.0}])  # a shorter line
     assert writer.replace_tail([])
     assert [(row["step"], row["loss"]) for row in rows(tmp_path)] == [
         *((1, 1.0), (2, 1.0), (3, 0.123456), (4, 2.0), (5, 9.0), (6, 3.0))

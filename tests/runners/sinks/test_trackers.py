@@ -22,7 +22,7 @@ from runners.sinks.delivery import CLOSE_S, Ending, EntryRefused
 from runners.sinks.libraries import find_sink_errors
 from runners.sinks.mlflow_tracker import name_metrics
 from runners.sinks.open_trackers import TrackerFeed, make_trackers, read_finished
-from runners.sinks.step_entries import Sent, StepEntry, read_sent, split_row
+from runners.sinks.step_entries import REFUSED_MOST, Sent, StepEntry, read_sent, split_row
 from runners.sinks.tracker import TRACKERS, TrackedRun, TrackerSink
 from runners.sinks.wandb_tracker import WandbTracker
 from runners.store.run_store import RunStore
@@ -85,21 +85,27 @@ def read_records(file: Path) -> Iterator[bytes]:
             parts.clear()
 
 
-def read_wandb(folder: Path) -> list[dict[str, Any]]:
-    """Return the history rows in the files that W&B wrote."""
+def read_wandb_records(folder: Path, kind: str) -> Iterator[tuple[str, Any]]:
+    """Yield run and record of a kind in the files that W&B wrote, in the order of their starts."""
     from wandb.proto import wandb_internal_pb2
 
-    rows = []
     for file in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
         for text in read_records(file):
             record = wandb_internal_pb2.Record()  # type: ignore[attr-defined]
             record.ParseFromString(text)
-            if record.WhichOneof("record_type") == "history":
-                items = {
-                    "/".join(item.nested_key) or item.key: json.loads(item.value_json)
-                    for item in record.history.item
-                }
-                rows.append({"run": file.stem.removeprefix("run-"), **items})
+            if record.WhichOneof("record_type") == kind:
+                yield file.stem.removeprefix("run-"), getattr(record, kind)
+
+
+def read_wandb(folder: Path) -> list[dict[str, Any]]:
+    """Return the history rows in the files that W&B wrote."""
+    rows = []
+    for run, history in read_wandb_records(folder, "history"):
+        items = {
+            "/".join(item.nested_key) or item.key: json.loads(item.value_json)
+            for item in history.item
+        }
+        rows.append({"run": run, **items})
     return rows
 
 
@@ -116,6 +122,8 @@ async def test_wandb_goes_on_with_the_same_run_and_has_each_step_once(run_dir: P
     assert losses == [(step, step / 8) for step in range(1, 6)]
     rates = [(row["step"], row["eval/solve_rate"]) for row in rows if "eval/solve_rate" in row]
     assert rates == [(0, 0.25), (2, 0.5), (4, 0.5)]
+    ends = read_wandb_records(run_dir / "trackers", "exit")
+    assert [end.exit_code for _, end in ends] == [255, 0], "stopped, then finished"
 
 
 async def test_a_long_run_that_begins_to_be_tracked_late_is_sent_whole(run_dir: Path) -> None:
@@ -229,6 +237,14 @@ def test_what_a_tracker_refused_is_sent_again_by_a_resumed_run_only(tmp_path: Pa
     track(third, file, entries)
     assert third.got == ["train 2"]
     assert read_sent(file) == Sent("one", train=4)
+
+
+def test_of_refused_entries_the_newest_are_remembered() -> None:
+    sent = Sent("one")
+    for step in range(REFUSED_MOST + 2):
+        sent.refuse(StepEntry("train", step, 0.0, {}, frozenset()))
+    assert len(sent.refused) == REFUSED_MOST
+    assert (sent.refused[0], sent.refused[-1]) == ("train 2", f"train {REFUSED_MOST + 1}")
 
 
 def test_a_feed_gives_a_resumed_run_s_tracker_what_it_refused(run_dir: Path) -> None:
