@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -127,3 +129,15 @@ def _children(name: str) -> list[psutil.Process]:
 
 def _in_group(pid: int) -> bool:
     return "/grouped" in Path(f"/proc/{pid}/cgroup").read_text()
+
+
+def test_a_launcher_without_a_namespace_of_its_own_kills_nobody() -> None:
+    """As under a site's `bwrap` that isolates nothing: pid -1 is all that the user runs."""
+    apart = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
+    if not shutil.which("unshare") or subprocess.run([*apart, "true"], check=False).returncode:
+        pytest.skip("no user may make namespaces here")
+    folder = str(Path(launcher.__file__).parent)
+    program = f"import sys; sys.path.append({folder!r}); import launcher; launcher.end_namespace()"
+    beside = 'sleep 600 & "$@"; kill $!; wait $!; test $? = 143'  # by this signal, not by SIGKILL
+    command = [*apart, "sh", "-c", beside, "sh", sys.executable, "-I", "-S", "-c", program]
+    assert subprocess.run(command, check=False).returncode == 0
