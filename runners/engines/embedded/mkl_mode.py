@@ -3,7 +3,8 @@
 On some of Intel's processors the usual kernels let the number of rows and of threads decide the
 order of a sum (seen with 3 threads on two cores of an Emerald Rapids); in the strict mode they do
 not. On AMD's it is the other way round: on an EPYC with AVX-512 the strict mode's do (with 3, 4 and
-8 threads, products of 8 to 56 rows and 32 or 64 columns), the usual ones do not from 4 rows on.
+8 threads, products of 8 to 56 rows and 32 or 64 columns), the usual ones do not where the rows are
+a multiple of 4.
 """
 
 from __future__ import annotations
