@@ -46,6 +46,13 @@ def test_runs_without_a_common_task_say_so(tmp_path: Path) -> None:
     assert "No task was measured by this run and by a." in page.sections["against-another-run"]
 
 
+def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
+    before = evaluate(tmp_path / "old" / "run", x=[True])
+    after = evaluate(tmp_path / "new" / "run", x=[True])
+    page = Page(write_report(after, against=read_against(after, before)).read_text("utf-8"))
+    assert f"that {before} measured" in page.sections["against-another-run"]
+
+
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
 def test_names_of_tasks_stay_text(tmp_path: Path, text: str) -> None:
     task = clean_text(text) or "empty"

@@ -53,6 +53,8 @@ def test_the_page_has_results_curves_flips_tasks_cost_and_keys(tmp_path: Path) -
         *("", "results", "curves", "task-by-task", "tasks", "cost", "different-keys")
     ]
     assert "a 2 0.0 % → 66.7 % 21–94 % 0.750" in said["results"]
+    assert "a: " not in said["results"], "pass rates are of evaluations; these are campaigns"
+    assert ("class", f"band {COLOURS[0]}") in page.attributes
     for title in ("Held-out solve rate", "Training solve rate", "Mean reward"):
         assert title in said["curves"]
     assert "step 2 a: 66.7 % b: 66.7 %" in said["curves"], "both in one tooltip"
@@ -73,6 +75,8 @@ def test_runs_beyond_the_colours_are_dashed_and_link_their_reports(tmp_path: Pat
     page = Page((tmp_path / "pages" / "runs.html").read_text("utf-8"))
     links = [value for name, value in page.attributes if name == "href" and "/" in value]
     assert links == ["../run%200/report.html"], "only reports that were written"
+    over_report = Page(render_comparison_page(compare_runs(runs), runs, runs[0] / "report.html"))
+    assert "report" not in over_report.sections[""].split(), "the page takes its place"
     classes = [value for name, value in page.attributes if name == "class"]
     assert f"stroke {COLOURS[0]}" in classes
     assert f"stroke {COLOURS[0]} dashed" in classes

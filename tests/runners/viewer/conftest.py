@@ -6,9 +6,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from runners.store.run_store import RunStore
+from runners.trajectory.routing import (
+    NO_ROW,
+    RoutingShape,
+    TokenAgreement,
+    build_turn_routing,
+    checksum_tokens,
+)
 from runners.trajectory.wire import WireExchange
 from runners.viewer.search_index import SearchIndex
 from tests.fakes.records import a_rollout, a_turn, branched_turns, example_run, write_session
@@ -84,6 +92,30 @@ def write_timed_rollout(run_dir: Path) -> None:
         store.put_rollout(record)
         store.event("routing_refused", {"rollout_id": TIMED, "reason": "\x1b[2J"})
         store.event("teardown_failed", {"session_id": "another"})
+
+
+ROUTED = "train-000003-000-00"
+
+
+def write_routed_rollout(run_dir: Path) -> None:
+    """Write a rollout of two turns, the first one with experts; training's router was compared for
+    all tokens but the third and the last.
+    """
+    shape = RoutingShape(1, 1, 4, routed=(0,))
+    record = a_rollout(ROUTED)
+    first, second = (a_turn(record.session_id, index) for index in range(2))
+    path = np.concatenate([first.prompt_new, first.output_ids])
+    whole = np.concatenate([path, second.prompt_new, second.output_ids])
+    routing = build_turn_routing(np.zeros(4, np.int32), path, 0, shape, first.weight_version)
+    percent = np.array([100, 87, NO_ROW, 100, 50, 60, 70, 80], np.uint8)
+    agreement = TokenAgreement("", checksum_tokens(whole[:8]), percent)
+    other = TokenAgreement("", checksum_tokens(path[1:3]), percent[:2])
+    with RunStore.open(run_dir) as store:
+        store.add_session(record.session_id, {})
+        store.add_turn(first, routing)
+        store.add_turn(second)
+        store.put_rollout(record)
+        store.put_agreements([(record.session_id, other), (record.session_id, agreement)])
 
 
 def add_branched(store: RunStore, rollout_id: str) -> None:

@@ -15,7 +15,12 @@ from runners.store.run_store import RunStore
 from runners.viewer.server import ViewServer
 from tests.fakes.browser import Browser, needs_chromium, start_browser
 from tests.fakes.records import CONFIG, a_rollout, a_turn, branched_turns
-from tests.runners.viewer.conftest import add_wired, write_timed_rollout
+from tests.runners.viewer.conftest import (
+    ROUTED,
+    add_wired,
+    write_routed_rollout,
+    write_timed_rollout,
+)
 
 pytestmark = needs_chromium
 HOSTILE = (
@@ -126,6 +131,21 @@ async def test_a_turn_shows_what_was_on_the_wire_as_text(
         assert await browser.run("document.querySelectorAll('.wire img').length") == 0
     await browser.open(f"{(tmp_path / NAME).as_uri()}#train-000003-000-00")
     assert "are not in this file" in await browser.text("#tab > p")
+
+
+async def test_a_token_says_what_is_known_of_its_experts(browser: Browser, run_dir: Path) -> None:
+    write_routed_rollout(run_dir)
+    async with ViewServer(run_dir, 0) as server:
+        await browser.open(f"{server.url}#{ROUTED}?tab=Tokens&colour=routing")
+        await browser.until("document.querySelectorAll('#turn-1 [data-n]').length === 4")
+        for token, said in (
+            ("#turn-0 [data-n='1']", "training's router chooses 87 % of them, too"),
+            ("#turn-1 [data-n='3']", "deleted since (routing_replay.keep_steps)"),
+        ):
+            await browser.run(f"""document.querySelector("{token}").click()""")
+            assert said in await browser.text("#detail")
+        colour = "document.querySelector(\"#turn-0 [data-n='1']\").style.getPropertyValue('--hue')"
+        assert await browser.run(colour) == "113"
 
 
 async def test_a_step_and_a_rollout_are_seen_by_the_clock(browser: Browser, run_dir: Path) -> None:

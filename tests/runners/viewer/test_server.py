@@ -8,22 +8,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
-import numpy as np
 import pytest
 
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
-from runners.trajectory.routing import (
-    NO_ROW,
-    TokenAgreement,
-    build_turn_routing,
-    checksum_tokens,
-)
 from runners.viewer.filters import ViewError
 from runners.viewer.server import ViewServer, load_token, name_in_address
 from runners.viewer.wire_view import PAGE_TEXT, find_wire
-from tests.fakes.records import a_rollout, a_turn, write_session
-from tests.runners.viewer.conftest import add_branched, add_wired
+from tests.fakes.records import write_session
+from tests.runners.viewer.conftest import ROUTED, add_branched, add_wired, write_routed_rollout
 
 BRANCHED = "train-000002-000-00"
 
@@ -167,24 +160,13 @@ def test_one_body_is_found_without_the_turns_of_its_rollout(run_dir: Path) -> No
 
 
 async def test_tokens_say_whether_their_experts_were_recorded(run_dir: Path) -> None:
-    from runners.trajectory.routing import RoutingShape
-
-    shape = RoutingShape(1, 1, 4, routed=(0,))
-    turn = a_turn("train-000003-000-00-a0")
-    path = np.concatenate([turn.prompt_new, turn.output_ids])
-    routing = build_turn_routing(np.zeros(4, np.int32), path, 0, shape, turn.weight_version)
-    with RunStore.open(run_dir) as store:
-        store.add_session(turn.session_id, {})
-        store.add_turn(turn, routing)
-        store.put_rollout(a_rollout("train-000003-000-00"))
-        percent = np.array([100, 87, NO_ROW, 100], np.uint8)  # the last token was not run
-        agreement = TokenAgreement("", checksum_tokens(path[:4]), percent)
-        other = TokenAgreement("", checksum_tokens(path[1:3]), percent[:2])
-        store.put_agreements([(turn.session_id, other), (turn.session_id, agreement)])
+    write_routed_rollout(run_dir)
     async with ViewServer(run_dir, 0) as server:
-        _, page = await get(server, "api/rollouts/train-000003-000-00/tokens?turn=0")
+        _, page = await get(server, f"api/rollouts/{ROUTED}/tokens?turn=0")
+        _, later = await get(server, f"api/rollouts/{ROUTED}/tokens?turn=1")
     assert page["routed"] == [1, 1, 1, 1, 0], "the last token never went through the model"
-    assert page["agreed"] == [100, 87, None, 100]
+    assert later["routed"] == [0, 0, 0, 0]
+    assert (page["agreed"], later["agreed"]) == ([100, 87, None, 100, 50], [60, 70, 80])
 
 
 async def test_a_run_that_goes_on_is_seen(server: ViewServer, run_dir: Path) -> None:
