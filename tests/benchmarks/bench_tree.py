@@ -2,6 +2,9 @@
 
     python -m tests.benchmarks.bench_tree                          # records two steps of both
     python -m tests.benchmarks.bench_tree --runs RUN_DIR RUN_DIR   # of runs that exist
+    python -m tests.benchmarks.bench_tree --runs RUN_DIR --save-steps FILE.npz
+    python -m tests.benchmarks.bench_tree --policy qwen3_0_6b --device cuda --steps FILE.npz
+    python -m tests.benchmarks.bench_tree --policy qwen3_0_6b --device cuda --synthetic
 
 Every variant computes the gradient of the same samples with the same weights, those from which the
 step was trained. ``rows``: a padded row per sample; ``shared prompt``: rows whose common beginning
@@ -10,6 +13,11 @@ is the same step as if no two rollouts agreed on anything from a rollout's first
 Times are CPU times of one thread, the least of the repetitions, which take turns. ``distance`` is
 the difference of the gradient from that of rows in float32, relative to its norm; for rows, of
 rows in other batches.
+
+With ``--policy`` the same samples train a published policy's shape with random weights, in bfloat16
+with recomputed activations, as one would train it on a GPU. Times are those of the clock, tokens
+per second those of the samples one by one. Recorded tokens are all below its vocabulary.
+``--synthetic`` is a long step as agent programs make it (``synthetic_step.py``).
 """
 
 from __future__ import annotations
@@ -43,7 +51,16 @@ from runners.training.step_samples import build_samples
 from runners.training.stored_rollout import load_rollout
 from runners.training.token_weights import Rollout
 from runners.trajectory.prefix import common_prefix_length
+from tests.benchmarks.saved_steps import load_steps, save_steps
 from tests.benchmarks.shared_prompt_trainer import SharedPromptTrainer
+from tests.benchmarks.synthetic_step import StepShape, make_synthetic_step
+from tests.benchmarks.tree_of_published import (
+    SHAPES,
+    WAYS,
+    Settings,
+    measure_ways,
+    write_random_policy,
+)
 
 SCENARIOS = ("mixed", "linear")
 OTHER_BATCHES = 3000
@@ -156,43 +173,123 @@ def measure(step: RecordedStep, repetitions: int) -> Mapping[str, dict[str, floa
 
 def main() -> None:
     """Print a table, or JSON."""
+    options = read_options()
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    with tempfile.TemporaryDirectory(prefix="agentrl-bench-") as directory:
+        if options.policy:
+            measure_published(options, Path(directory))
+            return
+        runs = options.runs or [record(name, Path(directory)) for name in SCENARIOS]
+        steps = [step for run_dir in runs for step in read_steps(run_dir)]
+        if options.save_steps:
+            save_steps(options.save_steps, [(step.name, [*step.rollouts]) for step in steps])
+            return
+        rows = [
+            (step.name, name, figures)
+            for recorded in steps
+            for step in (recorded, make_low_agreement(recorded))
+            for name, figures in compare(step, options.repetitions)
+        ]
+    if options.json:
+        print_json(rows)
+        return
+    table = Table("step", "variant", "positions", "of flat", "packing", "speed", "distance")
+    for recorded_step, variant, row in rows:
+        table.add_row(
+            recorded_step, variant, *describe_positions(row, variant),
+            f"{row['speed']:.2f}", f"{row['distance']:.1e}",
+        )  # fmt: skip
+    Console(width=110).print(table)
+
+
+def read_options() -> argparse.Namespace:
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--runs", type=Path, nargs="+", metavar="RUN_DIR")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--save-steps", type=Path, metavar="FILE", help="write the steps, only")
+    published = parser.add_argument_group("a published policy")
+    published.add_argument("--policy", choices=SHAPES)
+    published.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    published.add_argument("--precision", choices=("bfloat16", "float32"), default="bfloat16")
+    published.add_argument("--steps", type=Path, metavar="FILE", help="of --save-steps")
+    published.add_argument("--only", metavar="TEXT", default="", help="steps with this name")
+    published.add_argument("--synthetic", action="store_true", help="a long step")
+    published.add_argument("--tasks", type=int, default=4, help="of the long step")
+    published.add_argument("--agreement", type=float, default=StepShape().agreement)
+    published.add_argument("--shrink", type=int, default=1, help="the long step, so many times")
+    published.add_argument("--tokens-per-microbatch", type=int, default=32_768)
+    published.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    published.add_argument(
+        "--exact", action="store_true", help="distance from rows in float32, which are run, too"
+    )
     options = parser.parse_args()
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    rows: list[tuple[str, str, dict[str, float]]] = []
-    with tempfile.TemporaryDirectory(prefix="agentrl-bench-") as directory:
-        runs = options.runs or [record(name, Path(directory)) for name in SCENARIOS]
-        for recorded in (step for run_dir in runs for step in read_steps(run_dir)):
-            vocabulary = json.loads((recorded.weights / "config.json").read_text())["vocab_size"]
-            low = replace(
-                recorded,
-                name=f"{recorded.name}, low agreement",
-                rollouts=disagree(recorded.rollouts, vocabulary),
-            )
-            for step in (recorded, low):
-                variants = measure(step, options.repetitions)
-                before = variants["shared prompt"]["seconds"]
-                for name, figures in variants.items():
-                    figures["speed"] = before / figures["seconds"]
-                    rows.append((step.name, name, figures))
+    if bool(options.policy) != bool(options.steps or options.synthetic):
+        parser.error("--policy needs --steps or --synthetic, and they need it")
+    return options
+
+
+def make_low_agreement(step: RecordedStep) -> RecordedStep:
+    """Return the step as if no two rollouts agreed."""
+    vocabulary = json.loads((step.weights / "config.json").read_text())["vocab_size"]
+    rollouts = disagree(step.rollouts, vocabulary)
+    return replace(step, name=f"{step.name}, low agreement", rollouts=rollouts)
+
+
+def compare(step: RecordedStep, repetitions: int) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yield the figures of each variant with its speed, that of the way before being 1."""
+    variants = measure(step, repetitions)
+    before = variants["shared prompt"]["seconds"]
+    for name, figures in variants.items():
+        yield name, figures | {"speed": before / figures["seconds"]}
+
+
+def print_json(rows: Sequence[tuple[str, str, dict[str, float]]]) -> None:
+    """Print the figures as JSON."""
+    found = [{"step": step, "variant": name, **figures} for step, name, figures in rows]
+    print(json.dumps({"benchmark": "tree", "rows": found}))
+
+
+def describe_positions(row: Mapping[str, float], variant: str) -> tuple[str, str, str]:
+    """Return positions, their share of those that samples take one by one, and packing."""
+    return (
+        f"{row['positions']:,.0f}", f"1 / {row['flat'] / row['positions']:.2f}",
+        f"{row['nodes'] / row['positions']:.3f}" if variant == "tree" else "",
+    )  # fmt: skip
+
+
+def measure_published(options: argparse.Namespace, directory: Path) -> None:
+    """Print the figures of each way as soon as they are known: a line each, or JSON at the end."""
+    settings = Settings(
+        device=options.device, precision=options.precision, repetitions=options.repetitions,
+        tokens_per_microbatch=options.tokens_per_microbatch, ways=options.ways, exact=options.exact,
+    )  # fmt: skip
+    weights = write_random_policy(options.policy, directory / "policy", options.device)
+    steps = list(load_steps(options.steps)) if options.steps else []
+    if options.synthetic:
+        shape = StepShape(tasks=options.tasks, agreement=options.agreement).shrink(options.shrink)
+        vocabulary = SHAPES[options.policy]["vocab_size"]
+        steps.append(("synthetic", make_synthetic_step(shape, vocabulary=vocabulary)))
+    rows = []
+    for step, rollouts in steps:
+        if options.only not in step:
+            continue
+        for way, figures in measure_ways(weights, rollouts, settings):
+            rows.append((step, way, figures))
+            positions, share, packing = describe_positions(figures, way)
+            print(
+                f"{step}, {way}: {positions} positions ({share}) {packing}, "
+                f"{figures['seconds']:.2f} s, {figures['tokens_per_s']:,.0f} tokens/s, peak "
+                f"{figures['peak_gib']:.1f} GiB, distance {figures['distance']:.1e}; start "
+                f"{figures['start_s']:.1f} s, warm-up {figures['warm_up_s']:.1f} s, "
+                f"{figures['compiled']:.0f} compiled",
+                file=sys.stderr if options.json else sys.stdout, flush=True,
+            )  # fmt: skip
     if options.json:
-        found = [{"step": step, "variant": name, **figures} for step, name, figures in rows]
-        print(json.dumps({"benchmark": "tree", "rows": found}))
-        return
-    table = Table("step", "variant", "positions", "of flat", "packing", "speed", "distance")
-    for recorded_step, variant, row in rows:
-        table.add_row(
-            recorded_step, variant, f"{row['positions']:,.0f}",
-            f"1 / {row['flat'] / row['positions']:.1f}",
-            f"{row['nodes'] / row['positions']:.3f}" if variant == "tree" else "",
-            f"{row['speed']:.2f}", f"{row['distance']:.1e}",
-        )  # fmt: skip
-    Console(width=110).print(table)
+        print_json(rows)
 
 
 if __name__ == "__main__":

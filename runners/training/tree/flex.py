@@ -8,6 +8,7 @@ of length would be one more kernel to compile.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from runners.training.tree.attention import TreeAttention, find_path
-from runners.training.tree.packing import Pack
+from runners.training.tree.packing import Nodes, Pack
 
 BLOCK = 128
 """FlexAttention's own; a multiple of its kernels' tiles."""
@@ -50,10 +51,17 @@ def attend_in_one_kernel(
 
 @cache
 def _compiled() -> Any:
-    """Return FlexAttention as a kernel, or an error: never the form that computes n² scores."""
+    return compile_attention()
+
+
+def compile_attention(backend: Any = "inductor") -> Any:
+    """Return FlexAttention as a kernel, or an error: never the form that computes n² scores.
+
+    The kernel of the second length is the one of all others.
+    """
     settings: Any = torch._dynamo.config
     settings.recompile_limit = max(settings.recompile_limit, MOST_KERNELS)
-    return torch.compile(flex_attention, fullgraph=True)
+    return torch.compile(flex_attention, fullgraph=True, backend=backend)
 
 
 def find_block_mask(tree: TreeAttention, window: int | None) -> BlockMask:
@@ -68,12 +76,11 @@ def make_block_mask(tree: TreeAttention, window: int | None) -> BlockMask:
     """Return the mask of one row of nodes for a layer that attends to everything, or to the last
     ``window`` tokens of a path.
     """
-    counts, indices = find_key_blocks(tree.pack, window, whole=False)
-    whole_counts, whole_indices = find_key_blocks(tree.pack, window, whole=True)
-    length, device = len(counts) * BLOCK, tree.depths.device
+    partial, whole = find_key_blocks(tree.pack, window)
+    length, device = len(partial.counts) * BLOCK, tree.depths.device
     # What fills up the last block comes after every real query, and sees itself.
-    ends = _pad(tree.ends, length, length)
-    depths = _pad(tree.depths, length, 0)
+    ends = _pad(tree.ends, length, length).int()  # as the kernel's numbers of queries and keys
+    depths = _pad(tree.depths, length, 0).int()
 
     def attends(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         seen: Tensor = (key <= query) & (query < ends[key])
@@ -85,32 +92,52 @@ def make_block_mask(tree: TreeAttention, window: int | None) -> BlockMask:
         return torch.from_numpy(array)[None, None].to(device)
 
     return BlockMask.from_kv_blocks(
-        move(counts), move(indices), move(whole_counts), move(whole_indices),
+        move(partial.counts), move(partial.indices), move(whole.counts), move(whole.indices),
         BLOCK_SIZE=BLOCK, mask_mod=attends, seq_lengths=(length, length),
     )  # fmt: skip
 
 
-def find_key_blocks(
-    pack: Pack, window: int | None, *, whole: bool
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return the blocks of keys for each block of queries: how many, int32 [blocks], and which,
-    int32 [blocks, blocks], the rest of a row being 0.
+@dataclass(frozen=True, slots=True)
+class KeyBlocks:
+    """Blocks of keys for each block of queries."""
 
-    ``whole``: those that every query attends to entirely; else those that need the mask. With a
-    window none is taken for whole.
+    counts: NDArray[np.int32]
+    """int32 [blocks]: how many."""
+    indices: NDArray[np.int32]
+    """int32 [blocks, blocks]: which, ascending; the rest of a row is 0."""
+
+
+def find_key_blocks(pack: Pack, window: int | None) -> tuple[KeyBlocks, KeyBlocks]:
+    """Return the blocks of keys that need the mask, and those that all of a block's queries attend
+    to entirely, of which a window has none.
     """
     nodes = len(pack.depths)
     number = -(-nodes // BLOCK)
-    counts, indices = np.zeros(number, np.int32), np.zeros((number, number), np.int32)
+    partial, whole = (
+        KeyBlocks(np.zeros(number, np.int32), np.zeros((number, number), np.int32))
+        for _ in range(2)
+    )
     least = np.minimum.reduceat(pack.ends, np.arange(0, nodes, BLOCK))
     for row in range(number):
         start, stop = row * BLOCK, min((row + 1) * BLOCK, nodes)
-        before = np.unique(find_path(pack, start) // BLOCK)
+        path = find_path(pack, start)
+        if window is not None:  # measured in tokens of the path, not in nodes of the row
+            path = path[max(0, int(pack.depths[start:stop].min()) - window + 1) :]
+        before = _name_blocks(path)
         before = before[before < row]
         is_whole = (least[before] >= stop) & (window is None)
-        found = before[is_whole] if whole else [*before[~is_whole], row]
-        counts[row], indices[row, : len(found)] = len(found), found
-    return counts, indices
+        others = np.append(before[~is_whole], row)
+        for blocks, found in ((partial, others), (whole, before[is_whole])):
+            blocks.counts[row], blocks.indices[row, : len(found)] = len(found), found
+    return partial, whole
+
+
+def _name_blocks(path: Nodes) -> Nodes:
+    """Return the blocks of a path's nodes, each once. It ascends, so that nothing is sorted: for
+    each block of a long row this would be what the GPU waits for.
+    """
+    blocks = path // BLOCK
+    return blocks[np.diff(blocks, prepend=-1) > 0]
 
 
 def _pad(values: Tensor, length: int, filling: int) -> Tensor:

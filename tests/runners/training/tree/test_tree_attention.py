@@ -9,12 +9,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounter
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import flex_attention
 
 from runners.training.sample import Sample
 from runners.training.tree.attention import TreeAttention, attend_by_blocks
-from runners.training.tree.flex import BLOCK, attend_in_one_kernel, make_block_mask
+from runners.training.tree.flex import (
+    BLOCK,
+    attend_in_one_kernel,
+    compile_attention,
+    find_key_blocks,
+    make_block_mask,
+)
 from runners.training.tree.packing import Pack, pack_samples
 from tests.fakes.sample_trees import sample_trees
 
@@ -117,6 +124,29 @@ def test_one_kernel_attends_as_blocks_do(
     mixed = attend_in_one_kernel(query[None], key[None], value[None], tree, window, 0.3)
     expected = attend_by_blocks(query, key, value, tree, window, 0.3)
     torch.testing.assert_close(mixed[0].transpose(0, 1), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_lengths_and_trees_do_not_multiply_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel takes seconds to compile, and too many of them are an error."""
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    compiled = compile_attention(counter)
+    monkeypatch.setattr("runners.training.tree.flex._compiled", lambda: compiled)
+    for length in (100, 300, 500, 200, 260, 650):
+        first = make_path(length)
+        other = replace(first, tokens=np.where(first.tokens > length // 2, 1, first.tokens))
+        for samples in ([first], [first, other]):
+            (pack,) = pack_samples(samples, 10_000)
+            query, key = (torch.zeros(1, heads, len(pack.depths), 16) for heads in (4, 2))
+            attend_in_one_kernel(query, key, key, TreeAttention(pack, CPU), None, 0.3)
+    assert counter.frame_count == 2  # of one length, and of any
+
+
+def test_blocks_before_a_window_are_not_read() -> None:
+    (pack,) = pack_samples([make_path(1000)], 10_000)
+    partial, whole = find_key_blocks(pack, BLOCK)
+    assert whole.counts.max() == 0
+    assert partial.counts.tolist() == [1, *[2] * 7]
 
 
 def make_path(length: int) -> Sample:
