@@ -64,20 +64,19 @@ class MetricLines:
 
     def _read(self, first: int) -> list[dict[str, Any]]:
         rows = self._store.metric_rows(first)
-        unknown = [row["step"] for row in rows if row["step"] not in self._alarms]
-        if unknown:  # finished later than any step should be
-            self._update(min(unknown))
+        if any(row["step"] not in self._alarms for row in rows):  # finished a moment ago
+            self._update()
         return [
             {**row, ALARMS: [alarm.to_dict() for alarm in self._alarms[row["step"]]]}
             for row in rows
         ]
 
-    def _update(self, first: int | None = None) -> None:
-        """Read the steps that may have changed, or those from ``first`` on, and judge all from the
-        first that has.
+    def _update(self) -> None:
+        """Read the steps that may have changed, and those that were finished later than any should
+        be, and judge all from the first that has.
         """
-        if first is None:
-            first = max(self._facts, default=0) - self._late
+        unknown = self._store.finished_steps() - self._facts.keys()
+        first = min(unknown | {max(self._facts, default=0) - self._late})
         fresh = {facts.step: facts for facts in read_steps(self._store, first)}
         duplicates = read_duplicates(self._store)
         changed = [step for step, facts in fresh.items() if facts != self._facts.get(step)]
