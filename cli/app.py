@@ -31,7 +31,7 @@ from cli import (
     watch,
     what_if,
 )
-from cli.arguments import CommandGroup, ProgramCommand, join_lines
+from cli.arguments import CommandGroup, OwnCommand, ProgramCommand, join_lines
 
 app = typer.Typer(
     name="agentrl",
@@ -93,3 +93,5 @@ app.command(epilog=completion.EXAMPLES, rich_help_panel=_SERVE)(completion.compl
 app.command(cls=ProgramCommand, epilog=gateway.EXAMPLES, rich_help_panel=_SERVE)(gateway.gateway)
 for _command in (*app.registered_commands, *tasks.app.registered_commands):
     _command.help = join_lines(_command.callback)
+    if _command.cls is not ProgramCommand:
+        _command.cls = OwnCommand

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,11 +15,33 @@ PROGRAM = "program"
 """Key of a context's ``meta``: the words after ``--``."""
 
 
-class ProgramCommand(TyperCommand):
-    """A command that takes a program and its arguments after ``--``, as they are.
+class OwnCommand(TyperCommand):
+    """A command, none of whose options takes another option for its value.
 
     The contexts of its methods are of a class that is typer's own secret.
     """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuse ``--html --json``, then parse: it would write a file of that name."""
+        options: list[Any] = [
+            each for each in self.get_params(ctx) if each.param_type_name == "option"
+        ]
+        names = {name for each in options for name in each.opts}
+        takes_value = {name for each in options if not each.is_flag for name in each.opts}
+        for word, following in pairwise(args):
+            if word == "--":
+                break
+            if word in takes_value and following in names:
+                raise typer.BadParameter(
+                    f"{following} is an option (if it is the value, write {word}={following})",
+                    ctx,
+                    param_hint=f"'{word}'",
+                )
+        return super().parse_args(ctx, args)
+
+
+class ProgramCommand(OwnCommand):
+    """A command that takes a program and its arguments after ``--``, as they are."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse what stands before ``--``; keep the rest."""

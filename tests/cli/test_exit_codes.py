@@ -108,6 +108,15 @@ def test_with_json_an_error_is_a_document_too(agentrl: Agentrl) -> None:
             "Invalid value for '--limit': must be a whole number (see",
         ),
         (["compare", "here", "--json"], "Invalid value: name two runs or more"),
+        (
+            ["compare", "a", "b", "--html", "--json"],
+            "Invalid value for '--html': --json is an option (if it is the value, write "
+            "--html=--json) (see agentrl compare --help)",
+        ),
+        (
+            ["tasks", "list", "tasks.jsonl", "--match", "--json"],
+            "Invalid value for '--match': --json is an option",
+        ),
         (["tasks", "lst", "--json"], "No such command 'lst'. Did you mean"),
         (["view", "here", "--json"], "No such option: --json"),
         (["--json", "status"], "No such option: --json"),
