@@ -41,6 +41,8 @@ def compare(
     """
     if len(runs) < 2:
         raise typer.BadParameter("name two runs or more")
+    if len({run.resolve() for run in runs}) < len(runs):
+        raise typer.BadParameter("name each run once")
     from cli.comparison_view import RateCurves, render_costs
     from cli.invocation import print_json, stdout
     from cli.tables import render_comparison, render_differences, render_pairs

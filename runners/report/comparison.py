@@ -29,12 +29,13 @@ def compare_runs(run_dirs: Sequence[Path]) -> dict[str, Any]:
     that lacks the key. Raises StoreError.
     """
     names = [path.resolve().name for path in run_dirs]
-    runs, configs, verdicts = [], [], []
+    runs, configs, verdicts, ids = [], [], [], []
     for path, name in zip(run_dirs, names, strict=True):
         with RunStore.open(path, read_only=True) as store:
             facts = read_report_data(store)
             summary = summarize(store, wall_s=facts.wall_s)
             verdicts.append(read_verdicts(store))
+            ids.append(store.run_id)
         label = name if names.count(name) == 1 else str(path)
         runs.append({"label": label, **summary, **_further(facts, summary)})
         configs.append(dict(flatten(facts.config)))
@@ -50,7 +51,7 @@ def compare_runs(run_dirs: Sequence[Path]) -> dict[str, Any]:
     ]
     return {
         "runs": runs,
-        "seeds": _pool(runs, differences),
+        "seeds": _pool(runs, ids, differences),
         "pairs": pairs,
         "tasks": _list_tasks(verdicts),
         "differences": differences,
@@ -75,8 +76,9 @@ def _list_tasks(
 
 
 def _pool(
-    runs: Sequence[dict[str, Any]], differences: dict[str, list[Any]]
+    runs: Sequence[dict[str, Any]], ids: Sequence[str], differences: dict[str, list[Any]]
 ) -> list[dict[str, Any]]:
+    """Return the pools of runs that differ in their seed alone; a copy of a run is no other run."""
     settings = [
         " ".join(
             f"{key.rpartition('.')[2]}={found[index]}"
@@ -85,7 +87,8 @@ def _pool(
         )
         for index in range(len(runs))
     ]
-    return pool_seeds(runs, settings)
+    distinct = dict(zip(zip(ids, settings, strict=True), runs, strict=True))
+    return pool_seeds(list(distinct.values()), [setting for _, setting in distinct])
 
 
 def _further(facts: ReportData, summary: dict[str, Any]) -> dict[str, Any]:

@@ -69,6 +69,7 @@ BAD: list[tuple[str, int, str]] = [
     (f"dump-trajectories {RUN} --step 4-9", 2, "--step 4-9: the run has steps 1 to 3"),
     (f"dump-trajectories {RUN} --task nothing", 2, "the run has no such task"),
     (f"compare {RUN}", 2, "two runs or more"),
+    (f"compare {RUN} {RUN}/../{RUN}", 2, "name each run once"),
     ("view missing", 5, "holds no run"),
     ("report missing", 5, "holds no run"),
 ]

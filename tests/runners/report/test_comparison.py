@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,14 @@ from runners.report.comparison import compare_runs
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
 from tests.fakes.records import CONFIG, a_rollout, example_run
+
+
+def make_evaluated_run(run_dir: Path, rate: float | None = 0.5, **config: Any) -> None:
+    """Write a run with its first evaluation and, with a ``rate``, its last one."""
+    with RunStore.create(run_dir, CONFIG | config) as store:
+        store.finish_evaluation(0, {"solve_rate": 0.2, "tasks": 20})
+        if rate is not None:
+            store.finish_evaluation(3, {"solve_rate": rate, "tasks": 20})
 
 
 def test_runs_are_compared_by_what_they_came_to(tmp_path: Path) -> None:
@@ -50,11 +60,7 @@ def test_runs_that_differ_in_their_seed_alone_are_pooled(tmp_path: Path) -> None
         ("a", "grpo", 0, 0.5), ("b", "grpo", 1, 0.75), ("c", "grpo", 2, 0.7),
         ("d", "rloo", 0, 0.6), ("e", "rloo", 1, None),
     ):  # fmt: skip
-        config = CONFIG | {"seed": seed, "trainer": {"advantage": advantage}}
-        with RunStore.create(tmp_path / name, config) as store:
-            store.finish_evaluation(0, {"solve_rate": 0.2, "tasks": 20})
-            if rate is not None:
-                store.finish_evaluation(3, {"solve_rate": rate, "tasks": 20})
+        make_evaluated_run(tmp_path / name, rate, seed=seed, trainer={"advantage": advantage})
     found = compare_runs([tmp_path / name for name in "abcde"])
     (pooled,) = found["seeds"]
     assert (pooled["label"], pooled["seeds"]) == ("advantage=grpo: 3 seeds", 3)
@@ -65,5 +71,15 @@ def test_runs_that_differ_in_their_seed_alone_are_pooled(tmp_path: Path) -> None
         "interval": pytest.approx([0.65 - half, min(1.0, 0.65 + half)]),
     }
     assert list(found["differences"]) == ["seed", "trainer.advantage"]
-    same = compare_runs([tmp_path / "a", tmp_path / "a"])["seeds"]
-    assert [each["label"] for each in same] == ["all: 2 seeds"]
+    two = compare_runs([tmp_path / "a", tmp_path / "b"])["seeds"]
+    assert [each["label"] for each in two] == ["all: 2 seeds"]
+
+
+def test_a_copy_of_a_run_is_no_other_seed(tmp_path: Path) -> None:
+    make_evaluated_run(tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "copy")
+    found = compare_runs([tmp_path / "a", tmp_path / "copy"])
+    assert (len(found["runs"]), found["seeds"]) == (2, [])
+    make_evaluated_run(tmp_path / "b", seed=1)
+    found = compare_runs([tmp_path / name for name in ("a", "copy", "b")])
+    assert [each["label"] for each in found["seeds"]] == ["all: 2 seeds"]
