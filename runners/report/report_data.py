@@ -115,8 +115,11 @@ class Sums:
             if graded:
                 seen, solved = self.tasks.get(record.group, (0, 0))
                 self.tasks[record.group] = (seen + 1, solved + bool(record.solved))
-        took = (record.timings.get("total", 0.0), record.session_id, without_texts(record))
-        (heapq.heappush if len(self.slow) < SLOWEST else heapq.heappushpop)(self.slow, took)
+        took = record.timings.get("total", 0.0), record.session_id
+        if len(self.slow) < SLOWEST:
+            heapq.heappush(self.slow, (*took, without_texts(record)))
+        elif took > self.slow[0][:2]:
+            heapq.heapreplace(self.slow, (*took, without_texts(record)))
 
     def _unsolved(self, record: RolloutRecord) -> None:
         verdict = record.verdict or {}
