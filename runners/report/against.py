@@ -40,11 +40,8 @@ def read_against(run_dir: Path, other_dir: Path) -> Against:
     return Against(against, ours, theirs, compare_tasks(run, ours, against, theirs))
 
 
-def build_against(against: Against, examples: Mapping[str, str], links: Links) -> Element:
-    """Return the paired test, and the tasks that were lost and gained by name.
-
-    ``examples``: task → a rollout of this run.
-    """
+def build_against(against: Against, links: Links) -> Element:
+    """Return the paired test, and the tasks that were lost and gained by name."""
     pair, title = against.pair, "Against another run"
     if pair is None:
         text = f"No task was measured by this run and by {against.label}."
@@ -59,14 +56,12 @@ def build_against(against: Against, examples: Mapping[str, str], links: Links) -
     return make_section(
         title,
         make("p", text),
-        _list("Solved there and not here", pair.lost, against, examples, links),
-        _list("Solved here and not there", pair.gained, against, examples, links),
+        _list("Solved there and not here", pair.lost, against, links),
+        _list("Solved here and not there", pair.gained, against, links),
     )
 
 
-def _list(
-    title: str, names: list[str], against: Against, examples: Mapping[str, str], links: Links
-) -> Element:
+def _list(title: str, names: list[str], against: Against, links: Links) -> Element:
     if not names:
         return make("p", f"{title}: none", class_="dim")
     rows: list[list[Child]] = [
@@ -74,7 +69,7 @@ def _list(
             make("code", name, class_="name"),
             _count(against.theirs[name]),
             _count(against.ours[name]),
-            links.to(examples[name]) if name in examples else None,
+            links.to(against.ours[name].example),
         ]
         for name in names
     ]

@@ -63,7 +63,7 @@ def render_report(store: RunStore, path: Path, against: Against | None = None) -
         build_alarms(facts),
         build_curves(facts),
         build_outcomes(facts),
-        None if against is None else build_against(against, facts.held_out_examples, links),
+        None if against is None else build_against(against, links),
         build_task_rates(facts, links),
         build_held_out_tasks(facts, links),
         build_routing(facts),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,8 @@ class Verdicts:
 
     graded: int
     solved: int
+    example: str = ""
+    """The newest rollout whose verdict is that of most of them."""
 
     @property
     def rate(self) -> float:
@@ -63,10 +65,17 @@ def read_verdicts(store: RunStore) -> dict[str, Verdicts]:
     newest = "(SELECT max(step) FROM rollout WHERE split = 'eval')"
     step = str(finished[-1].step) if finished else newest
     rows = store.query(
-        "SELECT task_id, count(solved), sum(solved) FROM rollout WHERE counts AND split = 'eval' "
+        "SELECT task_id, count(solved), sum(solved), "
+        "max(CASE WHEN solved = 1 THEN rollout_id END), "
+        "max(CASE WHEN solved = 0 THEN rollout_id END) "
+        "FROM rollout WHERE counts AND split = 'eval' "
         f"AND solved IS NOT NULL AND step = {step} GROUP BY task_id ORDER BY task_id"
     )
-    return {task: Verdicts(graded, solved) for task, graded, solved in rows}
+    found = {}
+    for task, graded, solved, solving, failing in rows:
+        verdicts = Verdicts(graded, solved)
+        found[task] = replace(verdicts, example=solving if verdicts.is_solved else failing)
+    return found
 
 
 def compare_tasks(

@@ -28,14 +28,18 @@ def evaluate(run_dir: Path, **verdicts: list[bool]) -> Path:
 
 def test_flips_are_named_with_both_counts_and_an_example(tmp_path: Path) -> None:
     before = evaluate(tmp_path / "a", kept=[True], lost=[True, True, False], won=[False, False])
-    after = evaluate(tmp_path / "b", kept=[True], lost=[True, False, False], won=[True, True])
+    after = evaluate(
+        tmp_path / "b", kept=[True], lost=[True, False, False], won=[True, True, False]
+    )
+    with RunStore.open(after) as store:
+        store.put_rollout(a_rollout("eval-000000-002-00", task_id="won", solved=False))
     page = Page(write_report(after, against=read_against(after, before)).read_text("utf-8"))
     text = " ".join(page.sections["against-another-run"].split())
-    assert "Of 3 tasks that a measured, too, the mean solve rate differs by +22.2 points" in text
+    assert "Of 3 tasks that a measured, too, the mean solve rate differs by +11.1 points" in text
     lost, _, won = text.partition("Solved here and not there: 1")
-    # an example is a rollout that does not solve the task, if there is one
+    # an example has the verdict by which the task is in its list
     assert lost.endswith("for example lost 2 of 3 1 of 3 eval-000003-001-02 "), lost
-    assert won.endswith("for example won 0 of 2 2 of 2 eval-000003-002-01"), won
+    assert won.endswith("for example won 0 of 2 2 of 3 eval-000003-002-01"), won
     assert "kept" not in text
     assert ("id", "rollout-eval-000003-002-01") in page.attributes
 
