@@ -53,9 +53,13 @@ class TextCutter:
     def _cut_text(self, text: str) -> str:
         limit = TEXT if self._left > 0 else LATER if self._left > -TOTAL // 4 else 0
         self._left -= min(len(text), limit)
-        if len(text) <= limit:
-            return text
-        if not limit:
-            return "…"
-        rest = f"{len(text) - limit:,} more characters: agentrl rollouts RUN ROLLOUT --full"
-        return f"{text[:limit]}\n… {rest}"
+        return cut_text(text, limit, "--full") if limit or not text else "…"
+
+
+def cut_text(text: str, limit: int, option: str) -> str:
+    """Return at most ``limit`` characters of a text, and which ``option`` shows the others."""
+    left_out = len(text) - limit
+    if left_out <= 0:
+        return text
+    more = f"{left_out:,} more characters: agentrl rollouts RUN ROLLOUT {option}"
+    return f"{text[:limit]}\n… {more}"

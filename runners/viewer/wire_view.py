@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.text import Text
 
+from runners.export.page_texts import cut_text
 from runners.store.run_store import RunStore
 from runners.trajectory.printable import make_printable
 from runners.trajectory.wire import WireExchange
@@ -54,18 +55,13 @@ def wire_to_page(wire: WireExchange) -> dict[str, Any]:
     return {
         "path": wire.path,
         "headers": wire.headers,
-        "request": _cut("\n".join(_show_body(wire.request, wire.request_bytes))),
-        "answer": _cut("\n".join(_show_body(wire.answer, wire.answer_bytes))),
+        "request": _fit_page(wire.request, wire.request_bytes),
+        "answer": _fit_page(wire.answer, wire.answer_bytes),
     }
 
 
-def _cut(text: str) -> str:
-    left_out = len(text) - PAGE_TEXT
-    if left_out <= 0:
-        return text
-    return (
-        f"{text[:PAGE_TEXT]}\n… {left_out:,} more characters: agentrl rollouts RUN ROLLOUT --wire N"
-    )
+def _fit_page(kept: bytes, whole: int) -> str:
+    return cut_text("\n".join(_show_body(kept, whole)), PAGE_TEXT, "--wire N")
 
 
 def render_wire(wire: WireExchange) -> Text:
