@@ -6,7 +6,7 @@ from xml.etree.ElementTree import Element
 
 from runners.observe.cost import Cost, format_amount
 from runners.report.element import Child, make
-from runners.report.number_format import UNKNOWN, format_price
+from runners.report.number_format import UNKNOWN, format_price, format_quantity
 from runners.report.table import make_section, make_table
 
 
@@ -23,7 +23,7 @@ def build_cost(cost: Cost) -> Element:
     if cost.total is not None:
         rows.append(["together", "", format_price(cost.total)])
         each = cost.per_solved_task
-        solved = f"for each of {cost.tasks_solved:,} solved tasks"
+        solved = f"for each of {format_quantity(cost.tasks_solved, 'solved task')}"
         rows.append([solved, "", UNKNOWN if each is None else format_price(each)])
     note = "All attempts count: evaluations, and those that were retried."
     if not cost.priced:

@@ -21,6 +21,13 @@ from tests.fakes.records import CONFIG, a_rollout, example_run
 Golden = Callable[[str, str], None]
 
 
+@pytest.fixture(params=[80, 120])
+def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return the columns of the terminal."""
+    monkeypatch.setenv("COLUMNS", str(request.param))
+    return int(request.param)
+
+
 def evaluate(run_dir: Path, solved: list[bool], **info: Any) -> Path:
     """Write a run whose evaluation has one rollout per task."""
     with RunStore.create(run_dir, CONFIG) as store:
@@ -36,15 +43,9 @@ def evaluate(run_dir: Path, solved: list[bool], **info: Any) -> Path:
     return run_dir
 
 
-@pytest.mark.parametrize("width", [80, 120])
 def test_a_comparison_fits_the_terminal(
-    agentrl: Agentrl,
-    tmp_path: Path,
-    golden: Golden,
-    monkeypatch: pytest.MonkeyPatch,
-    width: int,
+    agentrl: Agentrl, tmp_path: Path, golden: Golden, width: int
 ) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
     first = evaluate(tmp_path / "20260101-120000-linear", [False] * 20 + [True] * 4)
     second = evaluate(tmp_path / "20260101-130000-linear", [True] * 20 + [True, False] * 2)
     shown = agentrl("compare", str(first), str(second)).stdout
@@ -90,15 +91,9 @@ def test_the_status_of_an_evaluation_shows_pass_at_k(agentrl: Agentrl, tmp_path:
     assert (passed["k"], passed["value"], passed["tasks"]) == (1, 0.75, 4)
 
 
-@pytest.mark.parametrize("width", [80, 120])
 def test_a_status_fits_the_terminal(
-    agentrl: Agentrl,
-    tmp_path: Path,
-    golden: Golden,
-    monkeypatch: pytest.MonkeyPatch,
-    width: int,
+    agentrl: Agentrl, tmp_path: Path, golden: Golden, width: int
 ) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
     campaign = example_run(tmp_path / "20260101-120000-linear")
     name = "a-task-with-a-name-that-is-longer-than-the-terminal-is-wide-" * 3
     accused = Outcome(OutcomeCode.POLICY_TAMPERED, Stage.GRADE, f"canary: {name}")

@@ -53,7 +53,7 @@ def test_all_attempts_count_and_only_what_has_a_price_is_priced(tmp_path: Path) 
         {"sandbox_hour": 3.0, "input_token_million": tokens, "output_token_million": 0.0}
     )
     assert cost.total == cost.per_solved_task == pytest.approx(3.0 + tokens)
-    assert "for each of 1 solved tasks" in page
+    assert "for each of 1 solved task" in page
 
 
 def test_cpu_hours_are_those_that_were_measured(tmp_path: Path) -> None:
