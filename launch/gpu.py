@@ -41,10 +41,13 @@ _CONTEXT_GIB = 1.0
 _ENGINE_BESIDE_GIB = 3.0
 """SGLang's memory beside its share for weights and KV cache: activations and CUDA graphs."""
 _LOGITS_CHUNK = 1024
-"""Tokens whose logits exist at once with recomputation: LOGITS_CHUNK of runners.training.recompute.
-"""
-_LOGITS_COPIES = 4
-"""Of a token's logits: themselves, divided by temperature, and the gradients of both."""
+"""Tokens whose logits exist at once with recomputation, LOGITS_CHUNK of runners.training.recompute,
+and those that are worked on at once without it, GPU_ROWS of runners.training.chosen_logprobs."""
+_LOGITS_BESIDE = 2
+"""Copies of one chunk's logits beside the buffer of all, which holds logits, then probabilities,
+then gradients: ``runners.training.chosen_logprobs``."""
+_LOGITS_WITH_ENTROPY = 5
+"""Copies of all logits where the entropy has a gradient, and autograd keeps what it needs."""
 _HEAD_COPIES = {"float32": 2, "bfloat16": 3}
 """float32 copies of the output layer while its gradient is summed over chunks: the sum, a chunk's
 and, in bfloat16, the layer itself.
@@ -139,7 +142,7 @@ def plan_gpu(config: Config) -> GpuPlan | None:
         head_copies = _DIVIDED_HEAD_COPIES
     activations = activation_bytes(shape, tokens, trainer.precision, recompute=recompute) / GIB
     rows = min(tokens, _LOGITS_CHUNK) if recompute else tokens
-    logits = rows * shape.vocabulary * FLOAT * _LOGITS_COPIES
+    logits = count_logits_bytes(shape.vocabulary, rows, trainer.entropy_bonus)
     logits += shape.vocabulary * shape.hidden * FLOAT * head_copies
     engine = None
     if isinstance(config.engine, SglangLaunchEngineConfig) and gpu_gib is not None:
@@ -201,6 +204,13 @@ def activation_bytes(
     if not recompute:
         return whole * shape.layers
     return whole + shape.layers * shape.hidden * tokens * _number_bytes(precision)
+
+
+def count_logits_bytes(vocabulary: int, rows: int, entropy_bonus: float) -> int:
+    """Return the bytes of so many tokens' logits at their peak, which is in the backward pass."""
+    beside = _LOGITS_BESIDE * min(rows, _LOGITS_CHUNK)
+    held = _LOGITS_WITH_ENTROPY * rows if entropy_bonus else rows + beside
+    return held * vocabulary * FLOAT
 
 
 def find_gpu_problems(config: Config, plan: GpuPlan | None) -> Iterator[Problem]:

@@ -285,7 +285,8 @@ def measure_published(options: argparse.Namespace, directory: Path) -> None:
                 f"{figures['seconds']:.2f} s, {figures['tokens_per_s']:,.0f} tokens/s, peak "
                 f"{figures['peak_gib']:.1f} GiB, distance {figures['distance']:.1e}; start "
                 f"{figures['start_s']:.1f} s, warm-up {figures['warm_up_s']:.1f} s, "
-                f"{figures['compiled']:.0f} compiled",
+                f"{figures['compiled']:.0f} compiled, "
+                f"{figures['compiled_timed']:.0f} of them after it",
                 file=sys.stderr if options.json else sys.stdout, flush=True,
             )  # fmt: skip
     if options.json:

@@ -23,6 +23,7 @@ from launch import gpu
 from launch.gpu import (
     activation_bytes,
     count_adapter_parameters,
+    count_logits_bytes,
     count_parameters,
     count_state_bytes,
     find_gpu_problems,
@@ -30,6 +31,7 @@ from launch.gpu import (
     read_shape,
 )
 from launch.local import plan_local_run
+from runners.training.chosen_logprobs import GPU_ROWS
 from runners.training.precision import MasterWeights
 from runners.training.recompute import LOGITS_CHUNK
 from tests.fakes.one_gpu import write_qwen3_0_6b
@@ -96,7 +98,17 @@ def test_the_activations_of_32k_tokens_of_a_0_6b_policy_are_those_of_the_page(
 
 
 def test_the_chunk_of_logits_is_the_trainer_s() -> None:
-    assert gpu._LOGITS_CHUNK == LOGITS_CHUNK
+    assert gpu._LOGITS_CHUNK == LOGITS_CHUNK == GPU_ROWS
+
+
+def test_logits_are_kept_once_and_worked_on_in_chunks() -> None:
+    """At their peak, as measured on a CPU with a GPU's chunks: 2.02 copies of 2,048 tokens, 5.02
+    where the entropy has a gradient.
+    """
+    copy = 2048 * 151_936 * 4
+    assert count_logits_bytes(151_936, 2048, 0.0) == 2 * copy
+    assert count_logits_bytes(151_936, 2048, 0.01) == 5 * copy
+    assert count_logits_bytes(151_936, 100, 0.0) == 3 * 100 * 151_936 * 4
 
 
 def test_parameters_are_counted_in_headers_whatever_their_type(tmp_path: Path) -> None:
@@ -205,9 +217,9 @@ def test_a_14b_policy_fits_into_several_gpus_if_all_of_it_is_divided(
         return plan.trainer_gib
 
     assert find_peak("optimizer", 8) > 100
-    assert find_peak("model", 8) == pytest.approx(65.0, abs=0.1)
+    assert find_peak("model", 8) == pytest.approx(64.4, abs=0.1)
     assert find_peak("model", 4) > 80
-    assert find_peak("model", 4, 8192) == pytest.approx(76.6, abs=0.1)
+    assert find_peak("model", 4, 8192) == pytest.approx(76.0, abs=0.1)
     assert find_peak("model", 64, 8192) == pytest.approx(56.0, abs=0.1), "while it is loaded"
 
 
