@@ -20,8 +20,7 @@ from runners.report.number_format import format_seconds
 from runners.report.overview import STAGES
 from runners.report.scale import Scale
 from runners.store.run_store import RunStore
-from runners.trajectory.outcome import Stage, order_stages
-from runners.trajectory.record import RolloutRecord
+from runners.trajectory.outcome import place_stages
 
 MOST = 96
 """Lanes of a drawing."""
@@ -30,11 +29,7 @@ _WIDTH, _LANE, _TOP, _LEFT, _RIGHT = 1120.0, 13.0, 22.0, 46.0, 26.0
 
 
 def read_attempts(store: RunStore, step: int, split: str) -> list[AttemptSpans]:
-    """Return the attempts of a step that got a session, in order of group and member.
-
-    A stage's seconds are recorded and its place is not: the first ends when the gateway opened the
-    session, each next one follows it.
-    """
+    """Return the attempts of a step that got a session, in order of group and member."""
     within = "session_id IN (SELECT session_id FROM rollout WHERE step = ? AND split = ?)"
     begun = dict(
         map(
@@ -54,19 +49,13 @@ def read_attempts(store: RunStore, step: int, split: str) -> list[AttemptSpans]:
         calls[session].append(Span(branch, started_at, total_s, thread, cut=cut))
     return [
         AttemptSpans(
-            record, list(_stages(record, begun[record.session_id])), calls[record.session_id]
+            record,
+            [Span(*stage) for stage in place_stages(record.timings, begun[record.session_id])],
+            calls[record.session_id],
         )
         for record in store.each_rollout(step=step, split=split)
         if record.session_id in begun
     ]
-
-
-def _stages(record: RolloutRecord, opened_at: float) -> Iterator[Span]:
-    spent = {stage: record.timings.get(stage, 0.0) for stage in order_stages(record.timings)}
-    at = opened_at - spent[Stage.SESSION] - spent[Stage.QUEUE]
-    for stage, took in spent.items():
-        yield Span(stage, at, took)
-        at += took
 
 
 def draw_swimlane(attempts: Sequence[AttemptSpans]) -> Element:

@@ -6,7 +6,7 @@ All lists are closed. An agent's or engine's own finish reason is kept apart, in
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Literal
@@ -101,6 +101,21 @@ def order_stages(timings: Container[str]) -> list[str]:
     after = names.index(Stage.PATCH) + 1 if Stage.PATCH in timings else len(names)
     names.insert(after, TEARDOWN)
     return names
+
+
+def place_stages(
+    timings: Mapping[str, float], opened_at: float
+) -> Iterator[tuple[str, float, float]]:
+    """Yield name, begin (Unix seconds) and seconds of the stages, and the teardown, of an attempt.
+
+    A stage's seconds are recorded and its place is not: the first two end when the gateway opened
+    the session, ``opened_at``, each of the others follows the one before it.
+    """
+    at = opened_at - timings.get(Stage.SESSION, 0.0) - timings.get(Stage.QUEUE, 0.0)
+    for name in order_stages(timings):
+        if name in timings:
+            yield name, at, timings[name]
+            at += timings[name]
 
 
 TRANSITIONS: dict[Stage, frozenset[Stage]] = {

@@ -1,8 +1,6 @@
 """Tells what happened when: of one rollout turn by turn over all its branches, of a step by stage.
 
-A stage's seconds are recorded and its place is not: the gateway's opening of the session ends the
-second stage, the others stand before and after it. Between two turns of a thread the agent program
-works: it runs the tools that the first one called.
+Between two turns of a thread the agent program works: it runs the tools that the first one called.
 """
 
 from __future__ import annotations
@@ -14,15 +12,11 @@ from typing import Any, Literal
 
 from runners.store.json_text import dumps, loads
 from runners.store.run_store import RunStore
-from runners.trajectory.outcome import Stage
+from runners.trajectory.outcome import Stage, place_stages
 from runners.trajectory.printable import make_line, shorten
 from runners.trajectory.record import MAIN_THREAD, Turn
 from runners.viewer.rollout_view import ViewedRollout
 
-STAGES = (
-    *(Stage.QUEUE, Stage.SESSION, Stage.BOOT, Stage.HARNESS, Stage.PATCH, Stage.FINISH),
-    Stage.GRADE,
-)
 EVENTS, ATTEMPTS = 200, 500
 """The most events of a rollout, and attempts of a step."""
 WAIT_S = 0.05
@@ -73,17 +67,6 @@ def _read_stages(store: RunStore, view: ViewedRollout) -> Iterator[Moment]:
         for name, at, seconds in place_stages(timings, opened_at):
             said = "the agent program works" if name == Stage.HARNESS else name
             yield Moment(at, seconds, "stage", "", said)
-
-
-def place_stages(timings: dict[str, float], opened_at: float) -> Iterator[tuple[str, float, float]]:
-    """Yield name, begin (Unix seconds) and seconds of the stages of an attempt whose session was
-    opened then.
-    """
-    at = opened_at - timings.get(Stage.SESSION, 0.0) - timings.get(Stage.QUEUE, 0.0)
-    for stage in STAGES:
-        if stage in timings:
-            yield stage.value, at, timings[stage]
-            at += timings[stage]
 
 
 def _read_events(store: RunStore, view: ViewedRollout) -> Iterator[Moment]:

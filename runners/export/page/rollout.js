@@ -2,8 +2,8 @@
 // One rollout: its facts, where its time went, the tree of its branches, and tabs.
 
 const AGENTS = ["main", "subagent", "compaction", "side"];
-const STAGES = ["queue", "session", "boot", "harness", "patch", "finish", "grade"];
-const STAGE_COLOURS = ["--wipe", "--dim", "--side", "--main", "--subagent", "--accent", "--compaction"];
+const STAGES = ["queue", "session", "boot", "harness", "patch", "teardown", "finish", "grade"];
+const STAGE_COLOURS = ["--wipe", "--dim", "--side", "--main", "--subagent", "--good", "--accent", "--compaction"];
 
 let open = null; // the rollout that is shown
 let chain = 0; // index of its chain that is shown

@@ -66,7 +66,10 @@ def add_wired(store: RunStore, rollout_id: str, request: bytes = HOSTILE_WIRE) -
 
 
 TIMED = "train-000003-000-00"
-TIMINGS = {"queue": 2.0, "session": 0.5, "boot": 1.0, "harness": 6.0, "patch": 0.2, "grade": 3.0}
+TIMINGS = {
+    **{"queue": 2.0, "session": 0.5, "boot": 1.0, "harness": 6.0, "patch": 0.2, "teardown": 0.3},
+    "grade": 3.0,
+}
 
 
 def write_timed_rollout(run_dir: Path) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
+from runners.export.page_assets import read_asset
 from runners.store.run_store import RunStore
+from runners.trajectory.outcome import order_stages
 from runners.viewer.rollout_view import open_rollout
 from runners.viewer.timeline import TEXT, Moment, build_timeline, read_step
 from tests.runners.viewer.conftest import TIMED, write_timed_rollout
@@ -31,7 +35,8 @@ def test_everything_is_in_order_of_the_clock(run_dir: Path) -> None:
         (1003.0, "weights 3 → 4"),
         (1004.0, "turn 2"),
         (1007.0, "patch"),
-        (1007.2, "grade"),
+        (1007.2, "teardown"),
+        (1007.5, "grade"),
     ]
     assert moments[-1].text.startswith("routing_refused")
     tools = next(each for each in moments if each.kind == "tools")
@@ -57,3 +62,10 @@ def test_a_step_has_its_attempts_with_their_stages(run_dir: Path) -> None:
         assert found["attempts"][0]["stages"][2] == ("boot", 1000.0, 1.0)
         first = read_step(store, "train", 1)
     assert [each["counts"] for each in first["attempts"]] == [1, 1, 0, 1, 1]
+
+
+def test_the_page_knows_every_stage_and_has_a_colour_for_it() -> None:
+    lists = re.findall(r"const STAGE(?:S|_COLOURS) = (\[.*\]);", read_asset("rollout.js"))
+    stages, colours = map(json.loads, lists)
+    assert stages == order_stages({"patch"})
+    assert len(set(colours)) == len(stages)
