@@ -156,12 +156,12 @@ async def test_a_step_and_a_rollout_are_seen_by_the_clock(browser: Browser, run_
         await browser.run(
             "document.querySelector('.lane-of').dispatchEvent(new MouseEvent('click'))"
         )
-        await browser.until("document.querySelectorAll('.moments tbody tr').length === 12")
+        await browser.until("document.querySelectorAll('.moments tbody tr').length === 13")
         assert "finish: abort" in await browser.text(".moments tr.bad")
         await browser.run("document.querySelector('.moments tr.bad a').click()")
         await browser.until("document.querySelector('#turn-2.wanted') !== null")
         await browser.press("6")
-        await browser.until("document.querySelectorAll('.moments tbody tr').length === 12")
+        await browser.until("document.querySelectorAll('.moments tbody tr').length === 13")
 
 
 async def test_two_rollouts_of_a_group_are_seen_where_they_part(
