@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from runners.store.run_state import State
@@ -23,6 +24,7 @@ from runners.viewer.in_progress import (
     find_in_progress,
 )
 from runners.viewer.listing import find_place, list_rollouts
+from runners.viewer.page_reader import PageReader
 from runners.viewer.rollout_view import open_rollout
 from runners.viewer.search_index import SearchIndex
 from tests.fakes.records import LOST, a_rollout, a_turn, branched_turns
@@ -118,6 +120,25 @@ def test_a_run_that_is_over_works_on_nothing_and_its_lost_turns_can_be_read(
     assert open_rollout(live, "train-000004-001-09").code == UNRECORDED
     live.set_state(State.INTERRUPTED)
     assert find_in_progress(live) == {}
+
+
+def test_a_run_whose_driver_died_works_on_nothing_though_nothing_is_written(
+    live: RunStore, run_dir: Path
+) -> None:
+    driver = psutil.Popen(["sleep", "600"])
+    live.database.execute(
+        "UPDATE run SET pid = ?, pid_started_at = ?", (driver.pid, driver.create_time())
+    )
+    reader = PageReader(run_dir)
+    try:
+        assert reader.read_run({})["in_progress"] == 4
+        assert reader.read_rollout(f"{HERE}0", {})["outcome"]["code"] == WORKING
+    finally:
+        driver.kill()
+        driver.wait()
+    assert reader.read_run({})["in_progress"] == 0
+    assert reader.read_rollout(f"{HERE}0", {})["outcome"]["code"] == UNRECORDED
+    reader.close()
     view = open_rollout(live, f"{HERE}0")
     assert (view.code, view.progress, len(view.exported.turns)) == (UNRECORDED, None, 2)
 

@@ -12,9 +12,10 @@ import pytest
 
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
+from runners.trajectory.wire import WireExchange
 from runners.viewer.filters import ViewError
 from runners.viewer.server import ViewServer, load_token, name_in_address
-from runners.viewer.wire_view import PAGE_TEXT, find_wire
+from runners.viewer.wire_view import PAGE_TEXT, find_wire, wire_to_page
 from tests.fakes.records import write_session
 from tests.runners.viewer.conftest import ROUTED, add_branched, add_wired, write_routed_rollout
 
@@ -150,6 +151,14 @@ async def test_a_turn_has_what_was_on_the_wire_in_a_bounded_length(run_dir: Path
         for turn, said in ((1, "set gateway.record_wire=true"), (2, "it has 2")):
             status, body = await get(server, f"api/rollouts/train-000003-000-00/wire?turn={turn}")
             assert (status, said in body["error"]) == (400, True)
+
+
+def test_deep_lists_are_shown_as_they_came() -> None:
+    """Indented, a few thousand brackets would be megabytes of blanks."""
+    request = b"[" * 400 + b"]" * 400
+    wire = WireExchange("/v1/messages", [], request, len(request), b"[[1]]", 5)
+    page = wire_to_page(wire)
+    assert (page["request"], page["answer"]) == (request.decode(), "[\n  [\n    1\n  ]\n]")
 
 
 def test_one_body_is_found_without_the_turns_of_its_rollout(run_dir: Path) -> None:

@@ -10,7 +10,8 @@ from runners.export.page_assets import read_asset
 from runners.store.run_store import RunStore
 from runners.trajectory.outcome import order_stages
 from runners.viewer.rollout_view import open_rollout
-from runners.viewer.timeline import TEXT, Moment, build_timeline, read_step
+from runners.viewer.timeline import ATTEMPTS, EVENTS, TEXT, Moment, build_timeline, read_step
+from tests.fakes.records import a_rollout, a_turn
 from tests.runners.viewer.conftest import TIMED, write_timed_rollout
 
 
@@ -62,6 +63,37 @@ def test_a_step_has_its_attempts_with_their_stages(run_dir: Path) -> None:
         assert found["attempts"][0]["stages"][2] == ("boot", 1000.0, 1.0)
         first = read_step(store, "train", 1)
     assert [each["counts"] for each in first["attempts"]] == [1, 1, 0, 1, 1]
+
+
+def test_of_many_tools_some_are_named_and_only_a_gap_between_turns_is_theirs(
+    run_dir: Path,
+) -> None:
+    calls = [{"function": {"name": f"tool{number}"}} for number in range(8)]
+    said = {"role": "assistant", "content": "", "tool_calls": calls}
+    record = a_rollout(TIMED)
+    with RunStore.open(run_dir) as store:
+        store.add_session(record.session_id, {})
+        for index, start in enumerate((10.0, 12.0, 12.5)):  # the third before the second has ended
+            turn = a_turn(record.session_id, index, started_at=start, total_s=1.0, reply=said)
+            store.add_turn(turn)
+        store.put_rollout(record)
+    tools = [(each.at, each.text) for each in read(run_dir) if each.kind == "tools"]
+    assert tools == [(11.0, "tool0, tool1, tool2, tool3, tool4 and 3 more")]
+
+
+def test_events_of_a_rollout_and_attempts_of_a_step_are_bounded(run_dir: Path) -> None:
+    write_timed_rollout(run_dir)
+    with RunStore.open(run_dir) as store:
+        for number in range(EVENTS + 1):
+            store.event("noted", {"rollout_id": TIMED, "number": number})
+        for number in range(ATTEMPTS + 1):
+            record = a_rollout(f"train-000007-{number:03}-00")
+            store.add_session(record.session_id, {})
+            store.put_rollout(record)
+    assert sum(each.kind == "event" for each in read(run_dir)) == EVENTS
+    with RunStore.open(run_dir, read_only=True) as store:
+        found = read_step(store, "train", 7)
+    assert (len(found["attempts"]), found["total"]) == (ATTEMPTS, ATTEMPTS + 1)
 
 
 def test_the_page_knows_every_stage_and_has_a_colour_for_it() -> None:
