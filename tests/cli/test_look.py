@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,8 @@ def test_compare_shows_runs_and_their_differences(agentrl: Agentrl, run_dir: Pat
         "their configurations are the same",
     ):
         assert part in done.stdout
-    document = json.loads(agentrl("compare", str(run_dir), str(run_dir), "--json").stdout)
+    copy = shutil.copytree(run_dir, run_dir.with_name("copy"))
+    document = json.loads(agentrl("compare", str(run_dir), str(copy), "--json").stdout)
     assert [run["exit_code"] for run in document["runs"]] == [130, 130]
 
 
