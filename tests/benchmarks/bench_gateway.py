@@ -9,13 +9,14 @@
 ``--long`` prints a table instead: sessions that grow to 60 000 tokens in 8, 32 and 128 turns; then
 the same through an adapter that renders every request whole, and through one that only passes a
 prompt of that length on (``rerendering_gateway.py``): the others' way, and the limit.
-``--at-once N`` prints what a turn costs each of them with N such sessions side by side, after 128
-turns, and how many turns a second there are.
+``--at-once N`` prints what the last of 128 turns cost each of them with N such sessions side by
+side, and how many turns a second there are (``gateway_at_once.py``).
 ``--many N`` prints how long turns of N sessions take, by the clock, which take one turn a while.
 ``--replicas`` prints a table of ``gateway.replicas``: CPU time per turn of all processes, and of
 the busiest one, which decides how many turns a second there can be with enough cores.
 
-The gateway runs in its own process; engine and agents run in this one and are not counted. Memory
+The gateway runs in its own process; engine and agents run in this one and are not counted. In
+``--at-once`` they cost so little that the gateway decides how many turns there are. Memory
 is what the gateway's private memory (USS) grew by while all sessions were open, per session.
 """
 
@@ -37,23 +38,23 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import psutil
 import uvloop
 
-from runners.testing.tiny_tokenizer import tiny_tokenizer
-from tests.benchmarks.benched_gateway import OUTPUT, BenchedGateway, benched_gateway
+from tests.benchmarks.benched_gateway import (
+    OUTPUT,
+    RERENDERING,
+    BenchedGateway,
+    benched_gateway,
+    cpu_s,
+)
+from tests.benchmarks.gateway_at_once import LONG_TURNS, long_output, measure_at_once
 from tests.fakes.running_gateway import user
 
-LINES = "def add(a, b):\n    return a - b\n"
-
-LONG_TOKENS = 60_000
-LONG_TURNS = (8, 32, 128)
+LONG_SIZES = (8, 32, LONG_TURNS)
+"""Turns in which the sessions of ``--long`` grow."""
 LONG_SESSIONS = 4
-LATE_TURNS = {"gateway": 8, "re-rendering": 1, "forwarding": 8}
-"""Turns of each session that are measured side by side, after the long history."""
 MANY_TURNS = 4
 
-RERENDERING = "tests.benchmarks.rerendering_gateway"
 WAYS: dict[str, dict[str, Any]] = {
     "gateway": {},
     "re-rendering": {"module": RERENDERING},
@@ -89,12 +90,6 @@ class Bench:
             await self.gateway.take_turn(self.http, key, messages, output)
             clock.append(self.cpu_s())
         return clock
-
-
-def cpu_s(process: psutil.Process) -> float:
-    """CPU time of all its threads, in nanoseconds' resolution (``cpu_times`` has 10 ms)."""
-    tasks = Path(f"/proc/{process.pid}/task").glob("*/schedstat")
-    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
 
 
 @asynccontextmanager
@@ -150,15 +145,9 @@ async def measure(sessions: int, turns: int, prompt: str, directory: Path) -> di
     }
 
 
-def _long_output(turns: int) -> str:
-    """Return the output of a tool by which a session has ``LONG_TOKENS`` after so many turns."""
-    tokens_per_copy = len(tiny_tokenizer().encode(LINES).ids)
-    return LINES * (LONG_TOKENS // (turns * tokens_per_copy))
-
-
 async def measure_long(turns: int, way: str, directory: Path) -> dict[str, Any]:
-    """Run sessions one after the other that all end at ``LONG_TOKENS``; return a table's row."""
-    output = _long_output(turns)
+    """Run sessions one after the other that all end at 60,000 tokens; return a table's row."""
+    output = long_output(turns)
     costs: list[list[float]] = []
     sessions = 1 if way == "re-rendering" else LONG_SESSIONS  # it takes a tenth of a second a turn
     async with running_bench(directory, way=way) as bench:
@@ -183,48 +172,6 @@ async def measure_long(turns: int, way: str, directory: Path) -> dict[str, Any]:
         "last": round(late, 2),
         "last/turn 8": round(late / early, 2),
         "KB/session": round(grown / sessions / 1024),
-    }
-
-
-async def measure_at_once(
-    way: str, histories: list[list[dict[str, Any]]], directory: Path
-) -> dict[str, Any]:
-    """Let as many sessions as there are histories take their last turns at once; return a table's
-    row.
-
-    The gateway plays the histories first, from nothing; the other ways keep nothing, so the first
-    request that they get has all of it.
-    """
-    output, turns = _long_output(max(LONG_TURNS)), LATE_TURNS[way]
-    async with running_bench(directory, way=way) as bench:
-        gateway = bench.gateway
-
-        async def converse(key: str, messages: list[dict[str, Any]], turns: int) -> None:
-            for _ in range(turns):
-                await gateway.take_turn(bench.http, key, messages, output)
-                gateway.engine.seen.requests[:-1] = []  # large, and of this process
-                gateway.engine.seen.calls.clear()
-
-        async def converse_all(turns: int) -> None:
-            pairs = zip(keys, histories, strict=True)
-            await asyncio.gather(*(converse(key, messages, turns) for key, messages in pairs))
-
-        keys = [(await gateway.admin.create_session(f"s{i}"))[1] for i in range(len(histories))]
-        if way == "gateway":
-            await converse_all(max(LONG_TURNS) - turns)
-        used, began = bench.cpu_s(), time.monotonic()
-        await converse_all(turns)
-        wall, used = time.monotonic() - began, bench.cpu_s() - used
-        context = len(gateway.engine.seen.requests[-1]["input_ids"])
-    total = turns * len(histories)
-    return {
-        "way": way,
-        "sessions": len(histories),
-        "turns": total,
-        "tokens at end": context,
-        "CPU ms/turn": round(1000 * used / total, 2),
-        "turns/CPU s": round(total / used),
-        "turns/s here": round(total / wall, 1),
     }
 
 
@@ -311,11 +258,10 @@ def main() -> None:
     wanted = parser.parse_args()
     prompt = make_prompt(wanted.prompt_chars)
     if wanted.long:
-        print_table(partial(measure_long, turns, way) for turns in LONG_TURNS for way in WAYS)
+        print_table(partial(measure_long, turns, way) for turns in LONG_SIZES for way in WAYS)
         return
     if wanted.at_once:
-        histories = [[user(_long_output(max(LONG_TURNS)))] for _ in range(wanted.at_once)]
-        print_table(partial(measure_at_once, way, histories) for way in WAYS)
+        print_table(measure_at_once(wanted.at_once))
         return
     if wanted.many:
         print_table([partial(measure_many, wanted.many, wanted.rate)])

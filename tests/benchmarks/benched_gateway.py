@@ -33,6 +33,9 @@ CALL = spoken(
         {"type": "tool_use", "name": "Bash", "input": {"command": "cat calc.py | head -40"}},
     ]
 )
+GATEWAY = "runners.gateway"
+RERENDERING = "tests.benchmarks.rerendering_gateway"
+"""Programs."""
 OUTPUT = "def add(a, b):\n    return a - b\n" * 4
 """Of a tool."""
 
@@ -67,35 +70,58 @@ class BenchedGateway:
 async def benched_gateway(
     directory: Path,
     *,
-    module: str = "runners.gateway",
+    module: str = GATEWAY,
     more: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> AsyncIterator[BenchedGateway]:
+    """Start a gateway's program and an engine, and end them; see ``started_gateway``."""
+    async with ScriptedEngine() as engine:
+        engine.always = Completion(CALL)
+        async with started_gateway(directory, engine.url, module=module, more=more, **changes) as (
+            admin,
+            process,
+        ):
+            yield BenchedGateway(engine, admin, process)
+
+
+@asynccontextmanager
+async def started_gateway(
+    directory: Path,
+    engine_url: str,
+    *,
+    module: str = GATEWAY,
+    more: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> AsyncIterator[tuple[GatewayAdmin, psutil.Process]]:
     """Start a gateway's program, and end it; ``changes`` of its settings, ``more`` for the program
     of another module.
     """
     run_dir = directory / "run"
     RunStore.create(run_dir, {}).close()
-    async with ScriptedEngine() as engine:
-        engine.always = Completion(CALL)
-        settings = settings_for(
-            engine.url,
-            write_tiny_tokenizer(directory / "tokenizer"),
-            run_dir,
-            ping_s=10.0,
-            turn_s=600.0,
-            **changes,
-        )
-        gateway = await Service.start(
-            "gateway",
-            module,
-            settings.model_dump(mode="json") | dict(more or {}),
-            log=directory / "gateway.log",
-            deadline_s=120,
-        )
-        admin = GatewayAdmin(gateway.info["url"], gateway.info["admin_key"], deadline_s=600)
-        try:
-            yield BenchedGateway(engine, admin, psutil.Process(gateway.pid))
-        finally:
-            await admin.close()
-            await gateway.stop()
+    settings = settings_for(
+        engine_url,
+        write_tiny_tokenizer(directory / "tokenizer"),
+        run_dir,
+        ping_s=10.0,
+        turn_s=600.0,
+        **changes,
+    )
+    gateway = await Service.start(
+        "gateway",
+        module,
+        settings.model_dump(mode="json") | dict(more or {}),
+        log=directory / "gateway.log",
+        deadline_s=120,
+    )
+    admin = GatewayAdmin(gateway.info["url"], gateway.info["admin_key"], deadline_s=600)
+    try:
+        yield admin, psutil.Process(gateway.pid)
+    finally:
+        await admin.close()
+        await gateway.stop()
+
+
+def cpu_s(process: psutil.Process) -> float:
+    """CPU time of all its threads, in nanoseconds' resolution (``cpu_times`` has 10 ms)."""
+    tasks = Path(f"/proc/{process.pid}/task").glob("*/schedstat")
+    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9

@@ -9,7 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from runners.testing.tiny_tokenizer import tiny_tokenizer
-from tests.benchmarks.bench_gateway import LINES, make_prompt, running_bench
+from tests.benchmarks.bench_gateway import make_prompt, running_bench
+from tests.benchmarks.gateway_at_once import LINES
 from tests.benchmarks.growth.curve import Curve
 
 NEW_TOKENS = 470
