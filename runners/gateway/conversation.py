@@ -47,7 +47,12 @@ class Piece:
     arguments: dict[str, Any] = field(default_factory=dict)
     is_error: bool = False
     key: bytes = field(default=b"", compare=False, repr=False)
-    """Its digest, where another process has made it."""
+    """Its digest, where it has been made."""
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no model would see it."""
+        return not self.text and self.kind in ("text", "thinking")
 
     def digest(self) -> bytes:
         """Return 16 bytes that are the same whatever message the piece is in."""
@@ -88,7 +93,7 @@ class TurnRequest:
 
     model: str
     """The client's name for the model: echoed in the answer, otherwise ignored."""
-    pieces: tuple[Piece, ...]
+    pieces: Sequence[Piece]
     tools: list[dict[str, Any]]
     """In the OpenAI envelope, as renderers take them."""
     max_tokens: int
@@ -102,20 +107,28 @@ class TurnRequest:
     """Keys of the client that are unknown here."""
     attribution: RequestAttribution = field(default_factory=RequestAttribution)
 
-    def digest_pieces(self) -> list[bytes]:
-        """Return the pieces' digests, in order. It is the costly part of recognising a request, so
-        a session does it once and hands the list on.
+    def digest_pieces(self, first: int = 0) -> list[bytes]:
+        """Return the pieces' digests, in order, from one on. It is the costly part of recognising a
+        request, so a session does it once and hands the list on.
         """
-        return [piece.key or piece.digest() for piece in self.pieces]
+        return [piece.key or piece.digest() for piece in self.pieces[first:]]
 
 
-def fingerprint(request: TurnRequest, keys: Iterable[bytes], dialect: str) -> bytes:
+def hash_keys(keys: Iterable[bytes], before: blake2b | None = None) -> blake2b:
+    """Return the hash of pieces' digests, which go on from those that were hashed ``before``."""
+    digest = blake2b(digest_size=16) if before is None else before.copy()
+    digest.update(b"".join(keys))
+    return digest
+
+
+def fingerprint(request: TurnRequest, pieces: blake2b, dialect: str) -> bytes:
     """Return 16 bytes of the dialect, the thread and everything that decides the answer.
 
     A retry has the same fingerprint as the request that it repeats; parallel sub-agents with the
-    same task have different ones, because their threads differ. ``keys``: ``digest_pieces()``.
+    same task have different ones, because their threads differ. ``pieces``: ``hash_keys`` of
+    ``digest_pieces()``.
     """
-    digest = blake2b(b"".join(keys), digest_size=16)
+    digest = pieces.copy()
     digest.update(f"{dialect}\0{request.attribution.thread}\0".encode())
     digest.update(_canonical([request.tools, request.max_tokens, request.stop]))
     return digest.digest()

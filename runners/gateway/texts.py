@@ -17,6 +17,7 @@ from runners.gateway.conversation import Piece, TurnRequest, group_messages
 from runners.gateway.dialects.contract import ParsedRequest
 from runners.gateway.dialects.endpoints import DIALECTS
 from runners.gateway.dialects.transfer import from_plain, read_pieces
+from runners.gateway.growing_list import GrowingList
 from runners.gateway.known_bodies import Continuation, KnownBodies, KnownBody, read_marks
 from runners.gateway.loop_share import LoopShare, Result
 from runners.gateway.refusal import OverLimit, RefusalKind
@@ -140,7 +141,8 @@ class Texts:
         if found is not None and (read := plain["read"]) is not None:
             items = await _in_slices(read_pieces, read["pieces"])
             marks = await _in_slices(read_marks, read["marks"])
-            known.add(KnownBody(path, whole, read["start"], read["close"], marks, items), found)
+            ends = read["start"], read["close"]
+            known.add(KnownBody(path, whole, *ends, GrowingList(marks), GrowingList(items)), found)
         pieces = await _in_slices(lambda part: read_pieces(part, items), plain["pieces"])
         return from_plain(plain, pieces)
 

@@ -5,7 +5,7 @@ Their known parts are validated strictly (types, roles, block kinds); unknown ke
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -34,6 +34,7 @@ from runners.gateway.dialects.body import (
     text_as_list,
 )
 from runners.gateway.dialects.contract import Dialect, ParsedRequest, stands_alone
+from runners.gateway.growing_list import GrowingList
 from runners.gateway.refusal import RefusalKind, Refused
 
 BILLING_HEADER = "x-anthropic-billing-header:"
@@ -143,7 +144,7 @@ MODEL_CREATED = "2026-01-01T00:00:00Z"
 
 
 def build_request(
-    body: CountRequest, pieces: Sequence[Piece], headers: Mapping[str, str]
+    body: CountRequest, pieces: GrowingList[Piece], headers: Mapping[str, str]
 ) -> ParsedRequest:
     """Return a request for a turn, or for a count; see ``Dialect.build``."""
     attribution = read_attribution(headers)
@@ -152,7 +153,7 @@ def build_request(
         attribution = replace(attribution, request_class="side")  # a title or a verdict
     request = TurnRequest(
         model=body.model,
-        pieces=check_conversation([*_system_prompt(body), *pieces], "messages"),
+        pieces=check_conversation(_add_system_prompt(body, pieces), "messages"),
         tools=[
             {
                 "type": "function",
@@ -192,12 +193,12 @@ def to_renderer_messages(
 _SAMPLING = MessagesRequest.model_fields.keys() - CountRequest.model_fields.keys()
 
 
-def _system_prompt(body: CountRequest) -> Iterator[Piece]:
+def _add_system_prompt(body: CountRequest, pieces: GrowingList[Piece]) -> GrowingList[Piece]:
     system = [
         block.text for block in body.system or () if not block.text.startswith(BILLING_HEADER)
     ]
-    if system:
-        yield Piece(SYSTEM_PROMPT, "system", "text", "\n".join(system))
+    prompt = Piece(SYSTEM_PROMPT, "system", "text", "\n".join(system))
+    return pieces if prompt.is_empty else pieces.led_by(prompt)
 
 
 def _split_message(message: _Message, index: int) -> Iterator[Piece]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import islice
 from typing import Annotated, LiteralString, TypeVar
 
@@ -10,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import PydanticCustomError
 
 from runners.gateway.conversation import Piece
+from runners.gateway.growing_list import GrowingList
 from runners.gateway.refusal import RefusalKind, Refused
 from runners.trajectory.printable import make_printable, shorten
 
@@ -128,24 +128,20 @@ def parse_body(model: type[Body], body: bytes) -> Body:
         ) from None
 
 
-def check_conversation(pieces: Iterable[Piece], field: str) -> tuple[Piece, ...]:
-    """Return the pieces of a conversation without the empty ones.
-
-    Raises Refused if nothing is left, or if the last piece is the assistant's.
+def check_conversation(pieces: GrowingList[Piece], field: str) -> GrowingList[Piece]:
+    """Return the pieces of a conversation; raises Refused if there are none, or if the last one is
+    the assistant's.
     """
-    kept = tuple(
-        [piece for piece in pieces if piece.text or piece.kind in ("tool_call", "tool_result")]
-    )
-    if not kept:
+    if not pieces:
         raise Refused(RefusalKind.INVALID, f"{field}: all of it is empty", param=field)
-    if kept[-1].role == "assistant":
+    if pieces[-1].role == "assistant":
         raise Refused(
             RefusalKind.INVALID,
             f"{field}: the assistant has the last word; this model does not continue prefilled "
             "answers, so the conversation must end with a user message or a tool's result",
             param=field,
         )
-    return kept
+    return pieces
 
 
 def omission_text(kind: str) -> str:

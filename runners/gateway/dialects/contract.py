@@ -7,7 +7,7 @@ streams) is in the ``ParsedRequest``, so a dialect keeps no state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 
 from runners.gateway.conversation import Answer, Piece, TurnRequest
 from runners.gateway.dialects.body import RequestBody, parse_body
+from runners.gateway.growing_list import GrowingList
 from runners.gateway.refusal import Refused
 
 
@@ -94,26 +95,30 @@ class Dialect(Generic[Body, Item]):
     """Returns the pieces of an item, which is, or is in, the message of that number."""
     joins: Callable[[Item], bool]
     """Tells whether an item is of one message with the items before it for which this is true."""
-    build: Callable[[Body, Sequence[Piece], Mapping[str, str]], ParsedRequest]
-    """Makes the request of a body, of the pieces of all items and of the headers. It does not look
-    at the body's own conversation, of which items may be missing. Raises Refused.
+    build: Callable[[Body, GrowingList[Piece], Mapping[str, str]], ParsedRequest]
+    """Makes the request of a body, of the pieces of all items, none of them empty, and of the
+    headers. It does not look at the body's own conversation, of which items may be missing. Raises
+    Refused.
     """
 
     def parse_request(self, body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
         """Parse body and headers of a request for a turn; raises Refused."""
         wire = parse_body(self.body, body)
         split = self.split_items(getattr(wire, self.conversation), 0, None)
-        return self.build(wire, [piece for _, pieces in split for piece in pieces], headers)
+        pieces = GrowingList(piece for _, pieces in split for piece in pieces)
+        return self.build(wire, pieces, headers)
 
     def split_items(
         self, items: Iterable[Item], index: int, opened: int | None
     ) -> Iterator[tuple[int | None, list[Piece]]]:
-        """Yield the pieces of each item, and before them the message that the next item may join;
-        raises Refused. ``index``: of the first item; ``opened``: the message that it may join.
+        """Yield the pieces of each item that are not empty, and before them the message that the
+        next item may join; raises Refused. ``index``: of the first item; ``opened``: the message
+        that it may join.
         """
         for number, item in enumerate(items, index):
             opened = (number if opened is None else opened) if self.joins(item) else None
-            yield opened, list(self.split_item(item, number if opened is None else opened))
+            pieces = self.split_item(item, number if opened is None else opened)
+            yield opened, [piece for piece in pieces if not piece.is_empty]
 
 
 def stands_alone(item: object) -> bool:

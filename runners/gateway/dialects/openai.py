@@ -13,6 +13,7 @@ from pydantic_core import from_json
 
 from runners.gateway.conversation import SYSTEM_PROMPT, Piece
 from runners.gateway.dialects.body import Name, RequestBody, Typed, WireModel, omission_text
+from runners.gateway.growing_list import GrowingList
 from runners.gateway.refusal import STATUS, RefusalKind, Refused
 
 NO_LIMIT = 2**31 - 1
@@ -70,14 +71,19 @@ def write_arguments(arguments: Mapping[str, Any]) -> str:
     return json.dumps(arguments, ensure_ascii=False)
 
 
-def merge_system_prompt(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """Join the system texts that open a conversation into one system prompt."""
-    rest = list(pieces)
-    opening = [piece.text for piece in takewhile(lambda piece: piece.role == "system", rest)]
-    prompt = "\n".join(text for text in opening if text)
-    if prompt:
-        yield Piece(SYSTEM_PROMPT, "system", "text", prompt)
-    yield from rest[len(opening) :]
+def merge_system_prompt(
+    pieces: GrowingList[Piece], instructions: str | None = None
+) -> GrowingList[Piece]:
+    """Join the system texts that open a conversation, and ``instructions`` before them, into one
+    system prompt.
+    """
+    opening = [piece.text for piece in takewhile(lambda piece: piece.role == "system", pieces)]
+    start = len(opening)
+    if instructions:
+        opening.insert(0, instructions)
+    if not opening:
+        return pieces
+    return pieces.led_by(Piece(SYSTEM_PROMPT, "system", "text", "\n".join(opening)), start)
 
 
 class Refusal(WireModel):

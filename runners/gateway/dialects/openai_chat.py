@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, PositiveInt, Tag, TypeAdapter
@@ -23,6 +23,7 @@ from runners.gateway.dialects.body import (
 )
 from runners.gateway.dialects.contract import Dialect, ParsedRequest, stands_alone
 from runners.gateway.dialects.openai_chat_reply import ChatReply
+from runners.gateway.growing_list import GrowingList
 
 
 class _Text(openai.TextPart):
@@ -148,7 +149,7 @@ _SAMPLING = (
 
 
 def build_request(
-    chat: ChatRequest, pieces: Sequence[Piece], headers: Mapping[str, str]
+    chat: ChatRequest, pieces: GrowingList[Piece], headers: Mapping[str, str]
 ) -> ParsedRequest:
     """Return a request for a turn; see ``Dialect.build``."""
     stop = [chat.stop] if isinstance(chat.stop, str) else chat.stop

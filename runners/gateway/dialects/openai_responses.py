@@ -5,12 +5,12 @@ The gateway stores no items for its clients: a request brings its whole conversa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PositiveInt, TypeAdapter
 
-from runners.gateway.conversation import SYSTEM_PROMPT, Piece, Role, TurnRequest
+from runners.gateway.conversation import Piece, Role, TurnRequest
 from runners.gateway.dialects import openai, openai_tools
 from runners.gateway.dialects.attribution import read_attribution
 from runners.gateway.dialects.body import (
@@ -27,6 +27,7 @@ from runners.gateway.dialects.body import (
 from runners.gateway.dialects.contract import Dialect, ParsedRequest
 from runners.gateway.dialects.openai_responses_reply import ResponsesReply
 from runners.gateway.dialects.openai_tools import Tool
+from runners.gateway.growing_list import GrowingList
 
 
 class _Text(openai.TextPart):
@@ -157,15 +158,14 @@ _SAMPLING = ("temperature", "top_p", "top_logprobs", "max_tool_calls")
 
 
 def build_request(
-    wire: ResponsesRequest, pieces: Sequence[Piece], headers: Mapping[str, str]
+    wire: ResponsesRequest, pieces: GrowingList[Piece], headers: Mapping[str, str]
 ) -> ParsedRequest:
     """Return a request for a turn; see ``Dialect.build``."""
-    instructions = Piece(SYSTEM_PROMPT, "system", "text", wire.instructions or "")
     tools, left_out = openai_tools.to_policy_tools(wire.tools or ())
     format_ = wire.text.format if wire.text else None
     request = TurnRequest(
         model=wire.model,
-        pieces=check_conversation(openai.merge_system_prompt([instructions, *pieces]), "input"),
+        pieces=check_conversation(openai.merge_system_prompt(pieces, wire.instructions), "input"),
         tools=[tool.function for tool in tools.values()],
         max_tokens=wire.max_output_tokens or openai.NO_LIMIT,
         show_thinking=wire.reasoning is not None and wire.reasoning.effort != "none",

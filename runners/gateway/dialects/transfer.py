@@ -12,6 +12,7 @@ from runners.gateway.dialects.contract import ParsedRequest, ResponseBuilder
 from runners.gateway.dialects.openai_chat_reply import ChatReply
 from runners.gateway.dialects.openai_responses_reply import ResponsesReply
 from runners.gateway.dialects.openai_tools import PolicyTool
+from runners.gateway.growing_list import GrowingList
 
 _PIECE = tuple(field.name for field in fields(Piece) if field.name != "key")
 _REQUEST = tuple(
@@ -57,7 +58,7 @@ def from_plain(plain: dict[str, Any], pieces: Iterable[Piece]) -> ParsedRequest:
     """Return the parsed request that ``to_plain`` was given; ``pieces`` as of ``read_pieces``."""
     request = TurnRequest(
         **plain["request"],
-        pieces=tuple(pieces),
+        pieces=GrowingList(pieces),
         attribution=RequestAttribution(**plain["attribution"]),
     )
     builder: ResponseBuilder = anthropic_reply
