@@ -8,6 +8,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext
 
 import orjson
 from aiohttp import web
@@ -76,8 +77,9 @@ async def read_body(
     check_body_size(request.content_length or 0, limits)
     chunks: list[bytes] = []
     size = 0
+    all_there = request.content.is_eof()  # as mostly, and then nothing is waited for
     try:
-        async with asyncio.timeout(limits.client_s):
+        async with nullcontext() if all_there else asyncio.timeout(limits.client_s):
             while chunk := await request.content.readany():
                 size += len(chunk)
                 check_body_size(size, limits)

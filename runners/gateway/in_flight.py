@@ -27,20 +27,24 @@ class InFlightTurn:
         self.sampled = False
         """The engine has answered: from here on nothing aborts the turn."""
         self._waiting = 0
-        self._placed = asyncio.Event()
+        self._is_placed = False
+        self._placed_or_ended = asyncio.Event()
+
+    def begin(self, outcome: asyncio.Future[dict[str, Any]]) -> None:
+        """Let it end as a future does."""
+        self.outcome = outcome
+        outcome.add_done_callback(lambda _: self._placed_or_ended.set())
 
     def set_placed(self, prompt_tokens: int) -> None:
         """Let the turn's clients know that it is not refused, and the length of its prompt."""
         self.prompt_tokens = prompt_tokens
-        self._placed.set()
+        self._is_placed = True
+        self._placed_or_ended.set()
 
     async def wait_until_placed(self) -> bool:
         """Wait until the turn is placed; False if it ended before, by a refusal."""
-        if not self._placed.is_set():
-            placed: asyncio.Future[Any] = asyncio.ensure_future(self._placed.wait())
-            await asyncio.wait({placed, self.outcome}, return_when=asyncio.FIRST_COMPLETED)
-            placed.cancel()
-        return self._placed.is_set()
+        await self._placed_or_ended.wait()
+        return self._is_placed
 
     @contextmanager
     def waiting(self) -> Iterator[asyncio.Future[dict[str, Any]]]:
@@ -69,6 +73,7 @@ def completed_turn(response: dict[str, Any], prompt_tokens: int) -> InFlightTurn
     turn = InFlightTurn(response["id"])
     turn.set_placed(prompt_tokens)
     turn.sampled = True
-    turn.outcome = asyncio.get_running_loop().create_future()
-    turn.outcome.set_result(response)
+    outcome: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+    outcome.set_result(response)
+    turn.begin(outcome)
     return turn

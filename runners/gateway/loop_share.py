@@ -26,17 +26,24 @@ class LoopShare:
 
     def __init__(self) -> None:
         self._turn_of: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By session that pauses, or has work that waits. Work itself is never interrupted, so it
+        needs no lock.
+        """
 
     async def run(self, session_id: str, work: Callable[[], Result]) -> Result:
         """Return the result of a function, called when the session's share allows it."""
-        turn = self._turn_of.setdefault(session_id, asyncio.Lock())
-        await turn.acquire()
+        turn = self._turn_of.get(session_id)
+        if turn is not None:
+            await turn.acquire()
         began = time.perf_counter()
         try:
             return work()
         finally:
             took_s = time.perf_counter() - began
-            if took_s < LEAST_S:
-                turn.release()
-            else:
+            if took_s >= LEAST_S:
+                if turn is None:
+                    turn = self._turn_of[session_id] = asyncio.Lock()
+                    await turn.acquire()  # at once: nobody else has it
                 asyncio.get_running_loop().call_later(PAUSE * took_s, turn.release)
+            elif turn is not None:
+                turn.release()

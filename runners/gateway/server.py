@@ -57,6 +57,12 @@ long.
 """
 
 
+class _EventStream(web.StreamResponse):
+    """A stream whose head goes out with its opening, in one packet: aiohttp sends it by itself."""
+
+    _send_headers_immediately = False
+
+
 class GatewayServer:
     """Answers requests for one registry."""
 
@@ -150,7 +156,8 @@ class GatewayServer:
             with session.budget.request() as budget:
                 _connection(request).accept(session.budget)
                 response = await answer(request, session, budget)
-                await self._send(request, response)
+                if not response.prepared:  # a stream has been sent
+                    await self._send(request, response)
                 return response
         except (OverLimit, TimeoutError):  # the latter: it does not take what it is sent
             session.budget.over_limit += 1
@@ -245,7 +252,7 @@ class GatewayServer:
         no agent acts on tokens that a crash could lose. Once the headers are out a failure can only
         be framed as the dialect's error event.
         """
-        response = web.StreamResponse(
+        response = _EventStream(
             headers={
                 "content-type": "text/event-stream; charset=utf-8",
                 "cache-control": "no-cache",

@@ -204,7 +204,7 @@ class Session:
             self._run_turn(turn, prepared, builder, sent), name=f"turn-{self.id}"
         )
         task.add_done_callback(lambda _: self._on_turn_done(turn, prepared.fingerprint, thread))
-        turn.outcome = task
+        turn.begin(task)
         self._by_fingerprint[prepared.fingerprint] = turn
         self._in_flight.add(turn)
         self._started += 1
