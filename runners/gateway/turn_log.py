@@ -1,16 +1,22 @@
 """Durable storage of turns: the run's store, owned by one thread.
 
 Every call returns when its effect is on disk; the session awaits it before it answers the agent.
+Turns of one round of the loop, and those that come while others are being stored, are stored
+together, in one transaction: each costs the less the busier the gateway is.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from conf.errors import ExitCode
+from runners.store.session_tables import MAX_TURNS
 from runners.store.store_error import StoreError
 from runners.trajectory.record import RolloutRecord, Turn
 from runners.trajectory.routing import TurnRouting
@@ -31,6 +37,12 @@ class TurnLog(Protocol):
         self, turn: Turn, routing: TurnRouting | None = None, wire: WireExchange | None = None
     ) -> None:
         """Record a turn, and its routing and its wire bodies if there are any."""
+        ...
+
+    def add_turns(
+        self, turns: Sequence[tuple[Turn, TurnRouting | None, WireExchange | None]]
+    ) -> None:
+        """Record turns as ``add_turn`` does, all or none of them."""
         ...
 
     def turns(self, session_id: str) -> list[Turn]:
@@ -54,11 +66,22 @@ class TurnLog(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _NewTurn:
+    """A turn that is to be recorded."""
+
+    turn: Turn
+    routing: TurnRouting | None
+    make_wire: Callable[[], WireExchange | None]
+    done: asyncio.Future[None]
+
+
 class AsyncTurnLog:
     """A turn log on its own thread, so that neither disk nor SQLite blocks the event loop.
 
     One thread, not a pool: SQLite connections must stay with the thread that opened them, and calls
-    must take effect in the order in which they were made.
+    must take effect in the order in which they were made; only a turn may overtake calls that are
+    not turns, before the thread comes to either.
     """
 
     def __init__(self) -> None:
@@ -67,6 +90,10 @@ class AsyncTurnLog:
         self.failure: StoreError | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="turn-log")
         self._log: TurnLog | None = None
+        self._new_turns: list[_NewTurn] = []
+        """Those that the thread stores together when it comes to them."""
+        self._swap = threading.Lock()
+        """Of ``_new_turns``, which the thread takes."""
 
     async def open(self, make: Callable[[], TurnLog]) -> None:
         """Open the log that ``make`` returns; it is called on the log's thread."""
@@ -83,7 +110,17 @@ class AsyncTurnLog:
         wire: Callable[[], WireExchange | None] = lambda: None,
     ) -> None:
         """See ``TurnLog.add_turn``; ``wire`` is called on the log's thread."""
-        await self._run(lambda: self._opened.add_turn(turn, routing, wire()))
+        loop = asyncio.get_running_loop()
+        new = _NewTurn(turn, routing, wire, loop.create_future())
+        with self._swap:
+            self._new_turns.append(new)
+            is_first = len(self._new_turns) == 1
+        if is_first:
+            # when the loop has gone round: turns that are ready now come with it, and the thread,
+            # which asks for the interpreter again and again, does so once for all of them
+            loop.call_soon(self._thread.submit, self._write_turns, loop)
+        with self._noting_failures():
+            await new.done
 
     async def turns(self, session_id: str) -> list[Turn]:
         """See ``TurnLog.turns``."""
@@ -113,11 +150,51 @@ class AsyncTurnLog:
         assert self._log is not None, "the turn log was not opened"
         return self._log
 
+    def _write_turns(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Store the turns that wait; runs on the log's thread."""
+        with self._swap:
+            waiting, self._new_turns = self._new_turns, []
+        for start in range(0, len(waiting), MAX_TURNS):
+            turns = waiting[start : start + MAX_TURNS]
+            loop.call_soon_threadsafe(_settle, turns, self._write(turns))
+
+    def _write(self, turns: Sequence[_NewTurn]) -> list[Exception | None]:
+        """Return what became of each turn: None if it is stored."""
+        log = self._opened
+        if len(turns) > 1:
+            # if they cannot be stored together, each one's own error tells why
+            with suppress(Exception):
+                log.add_turns([(new.turn, new.routing, new.make_wire()) for new in turns])
+                return [None] * len(turns)
+        outcomes: list[Exception | None] = []
+        for new in turns:
+            try:
+                log.add_turn(new.turn, new.routing, new.make_wire())
+                outcomes.append(None)
+            except Exception as error:  # raised where the turn's own request waits for it
+                outcomes.append(error)
+        return outcomes
+
     async def _run(self, call: Callable[[], T]) -> T:
-        try:
+        with self._noting_failures():
             return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+    @contextmanager
+    def _noting_failures(self) -> Iterator[None]:
+        try:
+            yield
         except StoreError as error:
             if error.exit_code is ExitCode.SERVICE_GONE:  # the disk's fault, not the request's
                 self.failure = self.failure or error
                 self.broken.set()
             raise
+
+
+def _settle(turns: Sequence[_NewTurn], outcomes: Sequence[Exception | None]) -> None:
+    for new, error in zip(turns, outcomes, strict=True):
+        if new.done.done():  # nobody waits any more
+            continue
+        if error is None:
+            new.done.set_result(None)
+        else:
+            new.done.set_exception(error)

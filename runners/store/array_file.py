@@ -12,6 +12,7 @@ import os
 import time
 import zlib
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 
 from conf.errors import ExitCode
@@ -48,15 +49,18 @@ class ArrayFile:
         """The bytes of the file, once it is claimed."""
         return self._end
 
-    def append(self, data: bytes) -> tuple[int, int]:
-        """Write all bytes; return their offset and CRC-32."""
+    def append(self, *blocks: bytes) -> list[tuple[int, int]]:
+        """Write all bytes of some blocks, one after the other; return the offset and CRC-32 of
+        each.
+        """
         self.claim()
         assert self._writer is not None
-        offset, done = self._end, 0
+        data, offset, done = b"".join(blocks), self._end, 0
         while done < len(data):  # a nearly full disk takes a part and raises at the next call
             done += os.pwrite(self._writer, data[done:], offset + done)
         self._end += len(data)
-        return offset, zlib.crc32(data)
+        offsets = accumulate(map(len, blocks), initial=offset)
+        return [(place, zlib.crc32(block)) for place, block in zip(offsets, blocks, strict=False)]
 
     def read(self, offset: int, size: int, crc: int) -> bytes:
         """Return bytes that were appended; raises StoreError if the disk lost or changed them."""

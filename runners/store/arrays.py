@@ -61,12 +61,26 @@ class TurnArrays:
         self._file(writer).claim(wait_s)
         self._writer = writer
 
-    def append(self, prompt: IdArray, output: IdArray, logprobs: LogprobArray) -> Block:
-        """Write one turn's arrays, int32 [n], int32 [m] and float32 [m]; return their place."""
-        parts = (prompt.astype(_ID), output.astype(_ID), logprobs.astype(_LOGPROB))
-        data = b"".join(part.tobytes() for part in parts)
-        offset, crc = self._file(self._writer).append(data)
-        return Block(offset, len(prompt), len(output), crc, self._writer)
+    def append(self, *turns: tuple[IdArray, IdArray, LogprobArray]) -> list[Block]:
+        """Write the arrays of some turns, int32 [n], int32 [m] and float32 [m] each; return their
+        places.
+        """
+        written = self._file(self._writer).append(
+            *(
+                b"".join(
+                    (
+                        prompt.astype(_ID).tobytes(),
+                        output.astype(_ID).tobytes(),
+                        logprobs.astype(_LOGPROB).tobytes(),
+                    )
+                )
+                for prompt, output, logprobs in turns
+            )
+        )
+        return [
+            Block(offset, len(prompt), len(output), crc, self._writer)
+            for (prompt, output, _), (offset, crc) in zip(turns, written, strict=True)
+        ]
 
     def read(self, block: Block) -> tuple[IdArray, IdArray, LogprobArray]:
         """Return prompt ids [n], output ids [m] and logprobs [m] of a turn, as read-only arrays."""

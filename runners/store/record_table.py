@@ -74,6 +74,15 @@ class RecordTable:
         values = ", ".join(f":{name}" for name in names)
         return f"INSERT INTO {self.name} ({', '.join(names)}) VALUES ({values})"
 
+    def insert_many(self, rows: int) -> str:
+        """Return the statement that adds so many rows from the values of all, one after the other.
+
+        SQLite takes the interpreter from others once for a statement, not once for each row.
+        """
+        names = [column.name for column in self.columns]
+        row = f"({', '.join('?' * len(names))})"
+        return f"INSERT INTO {self.name} ({', '.join(names)}) VALUES {', '.join([row] * rows)}"
+
     @cached_property
     def upsert(self) -> str:
         """The statement that adds a row, or overwrites the row with its key."""

@@ -64,7 +64,8 @@ class RoutingFiles:
             file = self._file(part)
         self._growing[writer] = part
         data = experts.astype(experts.dtype.newbyteorder("<")).tobytes()
-        return part.number, *file.append(data)
+        [(offset, crc)] = file.append(data)
+        return part.number, offset, crc
 
     def read(
         self, part: RoutingPart, offset: int, crc: int, shape: tuple[int, int, int], width: int

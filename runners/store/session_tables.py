@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ from runners.trajectory.wire import WireExchange
 
 WIRE_LEVEL = 3
 """Of zlib: a body is read by few and written for every turn."""
+INSERT_WIRE = "INSERT INTO wire VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+MAX_TURNS = 100
+"""Of one statement: SQLite takes 32,766 values in one, and a turn has some thirty."""
 SAMPLED_TOKENS = "coalesce(nullif(output_count, 0), json_extract(usage, '$.completion_tokens'), 0)"
 """The sampled tokens of a row of ``turn``: its ids, or without ids those that were counted."""
 
@@ -57,32 +61,34 @@ class SessionTables:
     def add_turn(
         self, turn: Turn, routing: TurnRouting | None = None, wire: WireExchange | None = None
     ) -> None:
-        """Store a turn durably: first its arrays, then the rows that refer to them."""
-        with self._db.translate_errors():
-            block = self._arrays.append(turn.prompt_new, turn.output_ids, turn.output_logprobs)
-            if routing is None and wire is None:
-                self._db.execute(TURNS.insert, TURNS.encode(turn, block))
-                return
-            written = (
-                None
-                if routing is None
-                else self._arrays.routing.append(block.file, routing.experts)
-            )
-            with self._db.write():
-                self._db.execute(TURNS.insert, TURNS.encode(turn, block))
-                if routing is not None and written is not None:
-                    place = routing_block(turn, routing, *written, file=block.file)
-                    self._db.execute(ROUTING.insert, ROUTING.encode(place))
-                if wire is not None:
-                    self._add_wire(turn, wire)
+        """Store a turn durably; see ``add_turns``."""
+        self.add_turns([(turn, routing, wire)])
 
-    def _add_wire(self, turn: Turn, wire: WireExchange) -> None:
-        values = (
-            *(turn.session_id, turn.index, wire.path, dumps(wire.headers)),
-            *(zlib.compress(wire.request, WIRE_LEVEL), wire.request_bytes),
-            *(zlib.compress(wire.answer, WIRE_LEVEL), wire.answer_bytes),
-        )
-        self._db.execute("INSERT INTO wire VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
+    def add_turns(
+        self, turns: Sequence[tuple[Turn, TurnRouting | None, WireExchange | None]]
+    ) -> None:
+        """Store at most ``MAX_TURNS`` turns durably, all or none of them: first their arrays, then
+        the rows that refer to them. With each turn its routing and its wire bodies, if there are
+        any.
+        """
+        added: list[Any] = []
+        others: list[tuple[str, Any]] = []
+        with self._db.translate_errors():
+            blocks = self._arrays.append(
+                *((turn.prompt_new, turn.output_ids, turn.output_logprobs) for turn, *_ in turns)
+            )
+            for (turn, routing, wire), block in zip(turns, blocks, strict=True):
+                added += TURNS.encode(turn, block).values()
+                if routing is not None:
+                    written = self._arrays.routing.append(block.file, routing.experts)
+                    place = routing_block(turn, routing, *written, file=block.file)
+                    others.append((ROUTING.insert, ROUTING.encode(place)))
+                if wire is not None:
+                    others.append((INSERT_WIRE, _wire_row(turn, wire)))
+            with self._db.write() if others else nullcontext():
+                self._db.execute(TURNS.insert_many(len(turns)), added)
+                for statement, values in others:
+                    self._db.execute(statement, values)
 
     def wire(self, session_id: str, index: int) -> WireExchange | None:
         """Return what was recorded of a turn's request and answer; None: nothing was."""
@@ -215,3 +221,11 @@ class SessionTables:
             TurnReply(**dict(row) | {"reply": loads(row["reply"]), "usage": loads(row["usage"])})
             for row in rows
         )
+
+
+def _wire_row(turn: Turn, wire: WireExchange) -> tuple[Any, ...]:
+    return (
+        *(turn.session_id, turn.index, wire.path, dumps(wire.headers)),
+        *(zlib.compress(wire.request, WIRE_LEVEL), wire.request_bytes),
+        *(zlib.compress(wire.answer, WIRE_LEVEL), wire.answer_bytes),
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from runners.store.store_error import StoreError
@@ -26,6 +27,10 @@ class HeldTurnLog:
         """Whether ``add_session`` waits for ``open`` too."""
         self.full = False
         """Whether turns are refused as on a full disk."""
+        self.refused: set[int] = set()
+        """Turns that are refused, by index."""
+        self.together: list[int] = []
+        """Numbers of turns that were stored together."""
         self.stored: list[Turn] = []
         self.session_ids: set[str] = set()
         self.events: list[tuple[str, dict[str, Any]]] = []
@@ -49,7 +54,22 @@ class HeldTurnLog:
             raise StoreError("the test never opened the log")
         if self.full:
             raise StoreError("the disk is full")
+        if turn.index in self.refused:
+            raise StoreError(f"turn {turn.index} is refused")
         self.stored.append(turn)
+
+    def add_turns(
+        self, turns: Sequence[tuple[Turn, TurnRouting | None, WireExchange | None]]
+    ) -> None:
+        """Record turns as ``add_turn`` does, all or none of them."""
+        before = len(self.stored)
+        try:
+            for turn in turns:
+                self.add_turn(*turn)
+        except StoreError:
+            del self.stored[before:]
+            raise
+        self.together.append(len(turns))
 
     def turns(self, session_id: str) -> list[Turn]:
         """Return a session's turns."""

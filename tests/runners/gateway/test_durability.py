@@ -25,6 +25,7 @@ from runners.gateway.turn_log import AsyncTurnLog
 from runners.store.store_error import StoreError
 from runners.testing.completions import END, Completion
 from runners.testing.scripted_engine import ScriptedEngine
+from tests.fakes.records import a_turn
 from tests.fakes.running_gateway import make_limits
 from tests.fakes.turn_log import HeldTurnLog
 
@@ -158,3 +159,38 @@ async def test_a_session_whose_creator_disconnected_is_there_for_its_retry(bench
     entry = await again
     assert registry.find_by_key(entry.key) is entry
     assert bench.log.session_ids == {"s1"}
+
+
+async def store_turns(log: HeldTurnLog, turns: int) -> list[BaseException | None]:
+    """Store turns at once, of which the first one is held until all others wait for it; return what
+    became of each.
+    """
+    journal = AsyncTurnLog()
+    await journal.open(lambda: log)
+    first = asyncio.create_task(journal.add_turn(a_turn(index=0)))
+    assert await asyncio.to_thread(log.waiting.wait, 20)
+    others = [asyncio.create_task(journal.add_turn(a_turn(index=i))) for i in range(1, turns)]
+    await asyncio.sleep(0)  # each of them has begun
+    assert not any(task.done() for task in (first, *others))
+    log.open.set()
+    outcomes = await asyncio.gather(first, *others, return_exceptions=True)
+    await journal.close()
+    return outcomes
+
+
+async def test_turns_that_wait_for_another_are_stored_together() -> None:
+    log = HeldTurnLog()
+    assert await store_turns(log, 5) == [None] * 5
+    assert [turn.index for turn in log.stored] == [0, 1, 2, 3, 4]
+    assert log.together == [4]
+
+
+async def test_of_turns_that_wait_only_those_fail_that_cannot_be_stored() -> None:
+    log = HeldTurnLog()
+    log.refused = {2}
+    outcomes = await store_turns(log, 5)
+    assert [type(outcome) for outcome in outcomes] == [
+        *(type(None), type(None), StoreError, type(None), type(None))
+    ]
+    assert [turn.index for turn in log.stored] == [0, 1, 3, 4]
+    assert log.together == []

@@ -104,6 +104,18 @@ def test_a_turn_of_an_unknown_session_is_refused(store: RunStore) -> None:
         store.add_turn(a_turn("nobody"))
 
 
+def test_turns_are_stored_together_or_not_at_all(store: RunStore) -> None:
+    store.add_session("s", {})
+    turns = [a_turn("s", index) for index in range(3)]
+    with pytest.raises(StoreError):
+        store.add_turns([(turn, ROUTED, None) for turn in (*turns, turns[0])])
+    assert store.turns("s") == []
+    store.add_turns([(turn, ROUTED if turn.index else None, None) for turn in turns])
+    for one, other in zip(store.turns("s"), turns, strict=True):
+        assert_same_turn(one, other)
+    assert store.routing("s").keys() == {1, 2}
+
+
 def test_a_turn_or_session_is_stored_once(store: RunStore) -> None:
     write_session(store, "s", 1)
     with pytest.raises(StoreError, match="already holds"):
