@@ -230,8 +230,9 @@ class HttpEngine(EngineClient):
         """Return the JSON of a request's ids and its other members."""
         if isinstance(input_ids, list):
             return orjson.dumps({"input_ids": input_ids, **members})
-        ids = self._prompts.write(input_ids)
-        return (b'{"input_ids":[', *ids, b"],", orjson.dumps(members)[1:])
+        *ids, last = self._prompts.write(input_ids)
+        # as few parts as can be: each is written, and wakes the engine, for itself
+        return (orjson.dumps(members)[:-1] + b',"input_ids":[', *ids, last + b"]}")
 
     def _parse_generation(self, answer: dict[str, Any], waited_s: float) -> Generation:
         """Return the generation; ``waited_s`` is its time where the answer does not report one.

@@ -17,6 +17,8 @@ from runners.trajectory.record import IdArray
 
 LEAST_TOKENS = 4096
 """Ids that are written anew in less time than it takes to look for them."""
+LAST_BYTES = 32 << 10
+"""They are copied in less time than it takes to send a part of its own."""
 MAX_BYTES = 64 << 20
 """Of all kept texts: those of 170 prompts of 66,000 ids."""
 
@@ -31,8 +33,9 @@ class _Written:
     size: int = 0
     """Bytes of ``parts``."""
     parts: tuple[bytes, ...] = ()
-    """``1,2`` and ``,3,4``: each is less than half as long as the one before it, so there are few,
-    and each byte is copied a few times in all.
+    """``1,2`` and ``,3,4``: each is less than half as long as the one before it, and only the last
+    one has less than ``LAST_BYTES``: so there are few, and a byte of another is copied a few times
+    in all.
     """
 
 
@@ -92,7 +95,7 @@ def _add(known: _Written, ids: IdArray) -> None:
     if len(ids) == known.count:
         return
     parts = [*known.parts, b"," * (known.count > 0) + _dumps(ids[known.count :])]
-    while len(parts) > 1 and len(parts[-2]) <= 2 * len(parts[-1]):
+    while len(parts) > 1 and len(parts[-2]) <= max(2 * len(parts[-1]), LAST_BYTES):
         parts[-2:] = [parts[-2] + parts[-1]]
     known.count, known.parts = len(ids), tuple(parts)
     known.size = sum(map(len, parts))
