@@ -36,6 +36,7 @@ from conf.sections.sandbox import (
 )
 from conf.sections.section import ENGINE_KEY
 from launch.checkpoint_config import compare_checkpoint
+from launch.served_policies import find_lost_output_layer
 from launch.sandbox_preflight import check_apptainer, check_containers, check_e2b
 
 PORT_GRACE_S = 5.0
@@ -185,8 +186,17 @@ def _check_engine(config: Config) -> Iterator[Problem]:
         return
     if importlib.util.find_spec("sglang") is None:
         yield Problem(True, "engine=sglang_launch needs SGLang: pip install 'agentrl[sglang]'")
-    if isinstance(config.model, TinyModelConfig) and config.model.path is None:
+    path = config.model.path
+    if isinstance(config.model, TinyModelConfig) and path is None:
         yield Problem(True, "engine=sglang_launch serves model.path, which is null: set it")
+    elif path and (family := find_lost_output_layer(path / "config.json")) is not None:
+        yield Problem(
+            True,
+            f"model.path={path}: its output layer is its embedding (tie_word_embeddings), and "
+            f"SGLang's {family} has one of its own, which nothing would load, so it would sample "
+            "noise: write the embedding once more as lm_head.weight, and set "
+            "tie_word_embeddings=false in its config.json",
+        )
 
 
 def _check_paths(config: Config, run_dir: Path, trains: bool) -> Iterator[Problem]:

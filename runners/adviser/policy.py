@@ -29,6 +29,9 @@ _SOLVED = 0.9
 """Solve rate from which a policy may be sure of itself."""
 _K3, _K3_GROWN, _K3_LEAST = 1e-2, 100.0, 1e-3
 """Nats; factor of the first steps, and the least value for that. Engines in bfloat16 have 1e-3."""
+_K3_OTHER = 0.5
+"""Nats: no rounding does that, nor other experts. A policy sampled without its output layer had 8
+(SGLang, H100)."""
 _ESS = 0.3
 
 
@@ -100,12 +103,20 @@ def find_k3_drift(history: History) -> Alarm | None:
         return None
     ess = mean_of(last, "policy/ess")
     also = "" if ess is None else f", effective sample size {ess:.0%}"
+    fix = (
+        "bound it by trainer.correction.truncate=token; look for its cause: other numbers in "
+        "engine and trainer (trainer.precision), experts (routing_replay=rollout), an engine "
+        "whose weights were not loaded (agentrl check)"
+    )
+    if min(began, least) >= _K3_OTHER:
+        fix = (
+            "stop the run: the engine samples from another policy than the one that is trained; "
+            "compare what it loaded with model.path (its log, agentrl check)"
+        )
     return Alarm(
         "k3_drift",
         f"k3 at least {least:.1e} nats per token in {name_steps(last)}, {began:.1e} at first{also}",
-        "bound it by trainer.correction.truncate=token; look for its cause: other numbers in "
-        "engine and trainer (trainer.precision), experts (routing_replay=rollout), an engine "
-        "whose weights were not loaded (agentrl check)",
+        fix,
     )
 
 

@@ -158,6 +158,31 @@ def test_a_plan_is_plain_json(config: Config, tmp_path: Path) -> None:
     assert document["processes"][0]["name"] == "driver and trainer"
 
 
+@pytest.mark.parametrize(
+    ("document", "refused"),
+    [
+        ({"model_type": "qwen3_moe", "tie_word_embeddings": True}, True),
+        ({"model_type": "glm4_moe", "tie_word_embeddings": True}, True),
+        ({"model_type": "qwen3_moe", "tie_word_embeddings": False}, False),
+        ({"model_type": "qwen3_moe"}, False),
+        ({"model_type": "qwen3", "tie_word_embeddings": True}, False),
+        ([], False),
+        ({"model_type": []}, False),
+    ],
+)
+def test_a_tied_mixture_of_which_sglang_would_lose_the_output_layer_is_refused(
+    config: Config, tmp_path: Path, document: object, refused: bool
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    tied = changed(config, "model", path=tmp_path)
+    launched = compose(["engine=sglang_launch", "model=tiny"]).engine
+    served = tied.model_copy(update={"engine": launched})
+    said = [p.message for p in find_problems(served, tmp_path / "run") if "noise" in p.message]
+    assert bool(said) is refused
+    assert all("lm_head.weight" in message for message in said)
+    assert not [p for p in find_problems(tied, tmp_path / "run") if "noise" in p.message]
+
+
 def test_a_run_directory_below_a_file_cannot_be_created(config: Config, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (problem,) = [p for p in find_problems(config, tmp_path / "file" / "a") if p.fatal]

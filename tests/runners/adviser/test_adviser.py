@@ -96,6 +96,24 @@ def test_doubled_tasks_are_named_from_the_first_step_on() -> None:
     assert not seen(double_tasks(history, 0.05))
 
 
+@pytest.mark.parametrize(
+    ("values", "stops"),
+    [
+        ((7.7, 7.9, 6.9), True),  # SGLang without the output layer of a tied mixture, on an H100
+        ((7.7, 7.9, 0.02), False),
+        ((1e-5, 1e-5, 0.9, 0.9), False),
+        ((0.02, 0.03, 0.02), False),
+    ],
+)
+def test_an_engine_of_another_policy_from_the_start_is_no_question_of_bounds(
+    values: tuple[float, ...], stops: bool
+) -> None:
+    history = [StepFacts(step, {"policy/k3": value}) for step, value in enumerate(values, 1)]
+    [alarm] = advise(History({}, history))
+    assert alarm.name == "k3_drift"
+    assert alarm.fix.startswith("stop the run" if stops else "bound it by")
+
+
 def test_flat_groups_of_a_policy_that_learnt_its_tasks_are_no_illness() -> None:
     history = WELL["well-mixed-0c"]
     solved = {"rollout/groups_flat": 8, "train/solve_rate": 1.0, "train/reward_mean": 1.0}
