@@ -36,8 +36,8 @@ from conf.sections.sandbox import (
 )
 from conf.sections.section import ENGINE_KEY
 from launch.checkpoint_config import compare_checkpoint
-from launch.served_policies import find_lost_output_layer
 from launch.sandbox_preflight import check_apptainer, check_containers, check_e2b
+from launch.served_policies import find_lost_output_layer
 
 PORT_GRACE_S = 5.0
 """Seconds until a port in use is a problem: the services of a run that was just killed end by
