@@ -35,17 +35,22 @@ def render_costs(runs: Sequence[Mapping[str, Any]]) -> LabelledTable:
             table.add_column(heading, justify="right", no_wrap=True)
         for label, run in zip(labels, runs, strict=True):
             cells = (run["cost"][key] for key in shown.values())
-            table.add_row(label, *("–" if x is None else _shorten(x) for x in cells))
+            table.add_row(label, *("–" if x is None else shorten_amount(x) for x in cells))
         return table
 
     return LabelledTable([make_printable(run["label"]) for run in runs], build)
 
 
-def _shorten(amount: float) -> str:
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if amount >= size:
-            return f"{amount / (1e3 if letter == 'k' else size):.3g}{letter}"
-    return format_amount(amount)
+def shorten_amount(amount: float) -> str:
+    """Return an amount in a few characters: 20.5k."""
+    if amount < 1e4:
+        return format_amount(amount)
+    unit, letter = next(
+        (unit, letter)
+        for unit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+        if amount >= 0.9995 * unit  # 999,600 has three digits as 1M
+    )
+    return f"{amount / unit:.3g}{letter}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,8 +88,12 @@ class Cost:
                 yield item.name, format_amount(amount)
         if self.total is not None:
             each = self.per_solved_task
-            of = "no task is solved" if each is None else f"{each:,.4g} for each solved task"
-            yield "price", f"{self.total:,.4g}, {of}"
+            of = (
+                "no task is solved"
+                if each is None
+                else f"{format_price(each)} for each solved task"
+            )
+            yield "price", f"{format_price(self.total)}, {of}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as JSON."""
@@ -97,10 +101,17 @@ class Cost:
 
 
 def format_amount(amount: float | None) -> str:
-    """Return an amount as text: hours with three digits, counts whole."""
+    """Return an amount as text: hours with three digits or more, counts whole."""
     if amount is None:
         return "not known"
-    return f"{amount:,}" if isinstance(amount, int) else f"{amount:,.3g}"
+    if isinstance(amount, int):
+        return f"{amount:,}"
+    return f"{amount:,.0f}" if amount >= 99.95 else f"{amount:.3g}"
+
+
+def format_price(price: float) -> str:
+    """Return a price: hundredths, and of less than one three significant digits."""
+    return f"{price:,.2f}" if price >= 1 or not price else f"{price:.3g}"
 
 
 def read_cost(store: RunStore, config: dict[str, Any], wall_s: float) -> Cost:

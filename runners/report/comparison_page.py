@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 from xml.etree.ElementTree import Element
 
-from runners.observe.cost import ITEMS
+from runners.observe.cost import ITEMS, format_price
 from runners.observe.curves import REWARD, SOLVE_RATE, STEP_S
 from runners.observe.dashboard import format_duration
 from runners.observe.training_counts import count_trained
@@ -29,7 +29,6 @@ from runners.report.number_format import (
     UNKNOWN,
     format_count,
     format_interval,
-    format_price,
     format_share,
 )
 from runners.report.page import NAME

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from xml.etree.ElementTree import Element
 
-from runners.observe.cost import Cost, format_amount
+from runners.observe.cost import Cost, format_amount, format_price
 from runners.report.element import Child, make
-from runners.report.number_format import UNKNOWN, format_price, format_quantity
+from runners.report.number_format import UNKNOWN, format_quantity
 from runners.report.table import make_section, make_table
 
 

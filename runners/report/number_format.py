@@ -50,11 +50,6 @@ def format_interval(interval: Sequence[float] | None) -> str:
     return UNKNOWN if interval is None else f"{100 * interval[0]:.0f}–{100 * interval[1]:.0f} %"
 
 
-def format_price(value: float) -> str:
-    """Return a price: hundredths, and of less than one three significant digits."""
-    return f"{value:,.2f}" if value >= 1 or not value else f"{value:.3g}"
-
-
 def format_seconds(value: float | None) -> str:
     """Return seconds with two or three significant digits."""
     if value is None:

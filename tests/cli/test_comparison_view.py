@@ -1,12 +1,13 @@
-"""The curves of a comparison: which rates they are, and which of their points are marked."""
+"""The curves of a comparison: which rates they are, which points are marked; short amounts."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from rich.console import Console
 
-from cli.comparison_view import RateCurves
+from cli.comparison_view import RateCurves, shorten_amount
 from runners.observe.curves import SOLVE_RATE
 
 
@@ -45,3 +46,11 @@ def test_of_a_long_curve_only_the_last_point_is_marked() -> None:
         for points in (12, 13)
     ]
     assert marks == [12, 1]
+
+
+@pytest.mark.parametrize(
+    ("amount", "short"),
+    [(0.0332, "0.0332"), (9999, "9,999"), (20480.5, "20.5k"), (999_600, "1M"), (1.2345e9, "1.23G")],
+)
+def test_a_large_amount_has_three_digits_and_a_letter(amount: float, short: str) -> None:
+    assert shorten_amount(amount) == short

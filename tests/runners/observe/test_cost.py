@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from conf.compose import compose
-from runners.observe.cost import count_gpus, read_cost
+from runners.observe.cost import count_gpus, format_amount, format_price, read_cost
 from runners.report.comparison import compare_runs
 from runners.report.page import render_report
 from runners.sandboxes.cpu_time import CPU_S
@@ -110,3 +110,23 @@ def test_compare_has_the_cost_of_each_run(tmp_path: Path) -> None:
 )
 def test_gpus_are_those_of_the_job_or_of_the_trainer(config: dict[str, Any], gpus: int) -> None:
     assert count_gpus(config) == gpus
+
+
+@pytest.mark.parametrize(
+    ("price", "text"), [(0.0, "0.00"), (0.0012345, "0.00123"), (12345.6, "12,345.60")]
+)
+def test_a_price_is_no_power_of_ten_and_a_small_one_keeps_its_digits(
+    price: float, text: str
+) -> None:
+    assert format_price(price) == text
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [
+        *((None, "not known"), (0.0332, "0.0332"), (99.9, "99.9"), (99.96, "100")),
+        *((20480.5, "20,480"), (1_234_567, "1,234,567")),
+    ],
+)
+def test_an_amount_of_a_large_job_is_no_power_of_ten(amount: float | None, text: str) -> None:
+    assert format_amount(amount) == text

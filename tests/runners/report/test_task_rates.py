@@ -8,7 +8,6 @@ import pytest
 
 from runners.report.comparison_tasks import build_tasks, list_flips
 from runners.report.element import render_html
-from runners.report.number_format import format_price
 from runners.report.task_rates import draw_rates
 from runners.store.run_store import RunStore
 from tests.fakes.records import CONFIG, a_rollout
@@ -64,10 +63,3 @@ def test_a_comparison_of_many_tasks_says_how_many_it_leaves_out() -> None:
     assert section is not None
     text = Page(render_html(section)).sections["tasks"]
     assert (text.count("task-"), "and 2 more: compare --json has all" in text) == (300, True)
-
-
-@pytest.mark.parametrize(
-    ("price", "text"), [(0.0, "0.00"), (0.0012345, "0.00123"), (1234.5, "1,234.50")]
-)
-def test_a_small_price_keeps_its_digits(price: float, text: str) -> None:
-    assert format_price(price) == text
