@@ -37,8 +37,9 @@ LATE_TURNS = {"gateway": 16, "re-rendering": 2, "forwarding": 16}
 """Turns of each session that are measured: its last ones, of a slow way those in their middle, so
 that the prompts of all ways are equally long in the mean.
 """
-HISTORY = LONG_TURNS - max(LATE_TURNS.values()) - 1
-"""Turns that the gateway plays before that."""
+HISTORY = LONG_TURNS - max(LATE_TURNS.values()) - 2
+"""Turns that the gateway plays before that, but for one; one is taken after the clock has stopped.
+"""
 ANSWER: dict[str, Any] = {
     "content": [
         {"type": "text", "text": "I look."},
@@ -118,24 +119,27 @@ async def _measure(
         if way == "gateway":
             await take_turns(HISTORY)
             histories.bodies = [agent.body.copy() for agent in agents]
-        await take_turns(1)
-        total = LATE_TURNS[way] * len(agents)
         for agent in agents:
             for _ in range((max(LATE_TURNS.values()) - LATE_TURNS[way]) // 2):
                 agent.body.add_turn(CALL_ID.encode())
-        for agent in agents:
             agent.answers.clear()
-        engine.keep(total)
+        engine.forget()
+        engine.keeps = True
+        await take_turns(1)
+        engine.keeps = False
         gc.disable()  # a pause of this process, agents and engine at once, is not the gateway's
         used, began = cpu_s(process), time.monotonic()
         await take_turns(LATE_TURNS[way])
         wall, used = time.monotonic() - began, cpu_s(process) - used
         gc.enable()
-        tokens = check_turns(agents, engine, repeats=way == "gateway")
+        engine.keeps = True
+        await take_turns(1)
+        check_turns(agents, engine, LATE_TURNS[way] + 2, repeats=way == "gateway")
         stats = await admin.stats("s0")
         assert stats["breaks"] == []
         for agent in agents:
             agent.close()
+    total, tokens = LATE_TURNS[way] * len(agents), engine.counted["s0"][-1]
     if way == "gateway":
         histories.bytes_per_token = len(agents[0].body) / tokens
     return {
@@ -144,7 +148,7 @@ async def _measure(
         "turns": total,
         "tokens at end": tokens,
         "kB in": len(agents[0].body) // 1000,
-        "kB to engine": len(engine.requests[-1][0]) // 1000,
+        "kB to engine": len(engine.kept["s0"][-1]) // 1000,
         "CPU ms/turn": round(1000 * used / total, 2),
         "turns/CPU s": round(total / used),
         "turns/s here": round(total / wall, 1),

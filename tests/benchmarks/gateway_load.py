@@ -4,8 +4,9 @@ are: agents and an engine on bare connections, with everything prepared that can
 On the wire is what real ones send: whole histories that grow by an answer and a tool's output each
 turn, and answers that are streams, read to their end. An agent keeps its body in place and writes
 each turn behind the last one; its text is known but for the id that the gateway gives to the call.
-The engine counts the ids of a prompt, and answers. What was sent and answered is kept, and read as
-JSON when the clock has stopped (``check_turns``).
+The engine counts the ids of a prompt, and answers; it keeps whole prompts of a turn before and one
+after those that are measured, since more would drive the gateway's data out of a shared cache. They
+and all answers are read as JSON when the clock has stopped (``check_turns``).
 """
 
 from __future__ import annotations
@@ -151,11 +152,12 @@ class InstantEngine:
     def __init__(self, text: str) -> None:
         self.text = text
         self.url = ""
-        self.requests: list[tuple[memoryview, int]] = []
-        """The JSON of those that were kept, and how many ids were counted in it."""
+        self.counted: dict[str, list[int]] = {}
+        """By session: how many ids its prompts had."""
+        self.kept: dict[str, list[bytes]] = {}
+        """By session: the JSON of those requests that came while ``keeps`` was set."""
+        self.keeps = False
         self.answer: dict[str, Any]
-        self.spare: list[bytearray] = []
-        """Memory for requests that are to be kept."""
         self._server: asyncio.Server
 
     async def __aenter__(self) -> Self:
@@ -171,14 +173,19 @@ class InstantEngine:
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
 
-    def keep(self, requests: int) -> None:
-        """Keep the next requests, so many of them: their memory is made ready now."""
-        self.requests = []
-        self.spare = [bytearray(b"\1" * PROMPT_BYTES) for _ in range(requests)]
+    def forget(self) -> None:
+        """Forget what came until now."""
+        self.counted, self.kept = {}, {}
 
-    def build_answer(self, prompt_tokens: int) -> bytes:
-        """Return the answer to a prompt, with its head."""
-        self.answer["meta_info"]["prompt_tokens"] = prompt_tokens
+    def take_request(self, memory: bytearray, start: int, end: int) -> bytes:
+        """Return the answer to the request that lies there, with its head."""
+        rid = memory.index(b'"rid":"', start, end) + 7
+        session = memory[rid : memory.index(b":", rid, end)].decode()
+        counted = _count_ids(memory, start, end)
+        self.counted.setdefault(session, []).append(counted)
+        if self.keeps:
+            self.kept.setdefault(session, []).append(bytes(memory[start:end]))
+        self.answer["meta_info"]["prompt_tokens"] = counted
         body = orjson.dumps(self.answer)
         head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: "
         return b"%b%d\r\n\r\n%b" % (head, len(body), body)
@@ -213,12 +220,8 @@ class _EngineConnection(asyncio.BufferedProtocol):
             self._end = self._start + _content_length(self._memory[: self._start])
         if self._filled < self._end:
             return
-        counted = _count_ids(self._memory, self._start, self._end)
-        self._transport.write(self._engine.build_answer(counted))
-        if self._engine.spare:
-            request = memoryview(self._memory)[self._start : self._end]
-            self._engine.requests.append((request, counted))
-            self._memory = self._engine.spare.pop()
+        answer = self._engine.take_request(self._memory, self._start, self._end)
+        self._transport.write(answer)
         self._filled = self._end = 0
 
 
@@ -244,32 +247,32 @@ def _content_length(head: bytes | bytearray) -> int:
     return int(found[1]) if found else 0
 
 
-def check_turns(agents: Sequence[Agent], engine: InstantEngine, *, repeats: bool) -> int:
-    """Raise AssertionError unless what was kept is right; return the tokens of the longest prompt.
+def check_turns(
+    agents: Sequence[Agent], engine: InstantEngine, turns: int, *, repeats: bool
+) -> None:
+    """Raise AssertionError unless agents and engine have got what they should, in so many turns of
+    each session; of the first and the last one the engine has kept the prompts.
 
     Each answer is the engine's, and stands in the history with the id that it came with; the engine
-    has got each prompt, with as many ids as it has counted. ``repeats``: each begins with the one
-    before it and its answer, token by token.
+    has got each prompt. ``repeats``: each begins with the one before it and its answer.
     """
     for agent in agents:
         history = orjson.loads(agent.body.view())["messages"]
+        assert len(agent.answers) == turns
         for came, kept in zip(reversed(agent.answers), reversed(history[1::2]), strict=False):
             message = assemble_message(read_events(read_stream(came)))
             assert kept == echo(message)
-    prompts: dict[str, list[int]] = {}
-    longest = 0
-    output = engine.answer["output_ids"]
-    for raw, counted in engine.requests:
-        request = orjson.loads(raw)
-        session, ids = request["rid"].partition(":")[0], request["input_ids"]
-        assert len(ids) == counted
-        before = prompts.get(session, [])
-        assert len(ids) > len(before)
-        if repeats and before:
-            assert ids[: len(before) + len(output)] == before + output
-        prompts[session], longest = ids, max(longest, len(ids))
-    assert len(prompts) == len(agents)
-    return longest
+    assert len(engine.counted) == len(engine.kept) == len(agents)
+    for session, counted in engine.counted.items():
+        first, last = (orjson.loads(raw)["input_ids"] for raw in engine.kept[session])
+        assert (counted[0], counted[-1], len(counted)) == (len(first), len(last), turns)
+        assert counted == sorted(set(counted))
+        if repeats:
+            added, output = last[len(first) :], engine.answer["output_ids"]
+            each = added[: len(added) // (turns - 1)]
+            assert each[: len(output)] == output
+            assert last == first + each * (turns - 1)
+            assert counted == [len(first) + len(each) * turn for turn in range(turns)]
 
 
 def read_stream(answer: bytes) -> bytes:
