@@ -2,6 +2,7 @@
 
 Invariant: a list never changes. Its continuation lies behind it in the same memory if nothing else
 does; otherwise, as when a conversation goes on from an earlier place, memory of its own is begun.
+So a list that a conversation was cut to keeps nothing of what was cut off.
 """
 
 from __future__ import annotations
@@ -34,10 +35,9 @@ class GrowingList(Sequence[T]):
     def continue_from(self, length: int, added: Sequence[T] = ()) -> GrowingList[T]:
         """Return the first ``length`` items of this list, and ``added`` behind them."""
         memory = self._memory
-        if added:
-            if length < len(memory):
-                memory = _Memory(memory[:length])
-            memory += added
+        if length < len(memory):  # not shared even if nothing is added: it would keep the rest too
+            memory = _Memory(memory[:length])
+        memory += added
         found: GrowingList[T] = object.__new__(GrowingList)
         found._memory, found._length = memory, length + len(added)
         return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import ref
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,6 +44,18 @@ def test_a_continuation_shares_the_memory_of_what_it_continues() -> None:
     assert second.count_shared(first) == 2
     assert second.continue_from(3, [4]).count_shared(second) == 3
     assert first.continue_from(2, [5]).count_shared(first) == 0  # 3 stands there
+
+
+def test_a_list_that_was_cut_keeps_nothing_of_the_rest() -> None:
+    class Item:
+        pass
+
+    first, rest = Item(), Item()
+    whole, gone = GrowingList([first, rest]), ref(rest)
+    cut, led = whole.continue_from(1), whole.led_by(first).continue_from(2)
+    del whole, rest
+    assert gone() is None
+    assert (list(cut), list(led)) == ([first], [first, first])
 
 
 def test_lists_behind_the_same_first_item_continue_each_other() -> None:
