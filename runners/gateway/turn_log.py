@@ -11,8 +11,9 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol, TypeVar
 
 from conf.errors import ExitCode
@@ -94,6 +95,7 @@ class AsyncTurnLog:
         """Those that the thread stores together when it comes to them."""
         self._swap = threading.Lock()
         """Of ``_new_turns``, which the thread takes."""
+        self._closed = False
 
     async def open(self, make: Callable[[], TurnLog]) -> None:
         """Open the log that ``make`` returns; it is called on the log's thread."""
@@ -110,8 +112,11 @@ class AsyncTurnLog:
         wire: Callable[[], WireExchange | None] = lambda: None,
     ) -> None:
         """See ``TurnLog.add_turn``; ``wire`` is called on the log's thread."""
+        if self._closed:
+            raise StoreError("the gateway has stopped: this turn cannot be stored any more")
         loop = asyncio.get_running_loop()
-        new = _NewTurn(turn, routing, wire, loop.create_future())
+        # cached: what is recorded counts against its session's share, once though it is tried twice
+        new = _NewTurn(turn, routing, cache(wire), loop.create_future())
         with self._swap:
             self._new_turns.append(new)
             is_first = len(self._new_turns) == 1
@@ -139,8 +144,11 @@ class AsyncTurnLog:
         await self._run(lambda: self._opened.event(kind, data))
 
     async def close(self) -> None:
-        """Close the log after everything handed in is written."""
+        """Close the log after everything handed in is written; turns that come later fail."""
+        self._closed = True
         if self._log is not None:
+            # those that wait for the loop to go round would come after the log is closed
+            self._thread.submit(self._write_turns, asyncio.get_running_loop())
             await self._run(self._log.close)
         # without waiting: the thread has nothing left to do, and joining it would block the loop
         self._thread.shutdown(wait=False)
@@ -161,12 +169,15 @@ class AsyncTurnLog:
     def _write(self, turns: Sequence[_NewTurn]) -> list[Exception | None]:
         """Return what became of each turn: None if it is stored."""
         log = self._opened
-        if len(turns) > 1:
-            # if they cannot be stored together, each one's own error tells why
-            with suppress(Exception):
-                log.add_turns([(new.turn, new.routing, new.make_wire()) for new in turns])
-                return [None] * len(turns)
         outcomes: list[Exception | None] = []
+        if len(turns) > 1:
+            try:
+                log.add_turns([(new.turn, new.routing, new.make_wire()) for new in turns])
+            except Exception as error:  # if it is one turn's, that turn raises its own below
+                if _is_of_disk(error):  # each by itself would fail too, after a lock's 30 s
+                    return [error] * len(turns)
+            else:
+                return [None] * len(turns)
         for new in turns:
             try:
                 log.add_turn(new.turn, new.routing, new.make_wire())
@@ -184,10 +195,15 @@ class AsyncTurnLog:
         try:
             yield
         except StoreError as error:
-            if error.exit_code is ExitCode.SERVICE_GONE:  # the disk's fault, not the request's
+            if _is_of_disk(error):
                 self.failure = self.failure or error
                 self.broken.set()
             raise
+
+
+def _is_of_disk(error: Exception) -> bool:
+    """Return whether an error is the disk's fault, not the request's: the gateway ends with it."""
+    return isinstance(error, StoreError) and error.exit_code is ExitCode.SERVICE_GONE
 
 
 def _settle(turns: Sequence[_NewTurn], outcomes: Sequence[Exception | None]) -> None:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from conf.errors import ExitCode
 from runners.store.store_error import StoreError
 from runners.trajectory.record import RolloutRecord, Turn
 from runners.trajectory.routing import TurnRouting
@@ -29,6 +30,8 @@ class HeldTurnLog:
         """Whether turns are refused as on a full disk."""
         self.refused: set[int] = set()
         """Turns that are refused, by index."""
+        self.tries = 0
+        """Turns that were passed to ``add_turn``."""
         self.together: list[int] = []
         """Numbers of turns that were stored together."""
         self.stored: list[Turn] = []
@@ -49,11 +52,12 @@ class HeldTurnLog:
         self, turn: Turn, routing: TurnRouting | None = None, wire: WireExchange | None = None
     ) -> None:
         """Record a turn once the test opens the log."""
+        self.tries += 1
         self.waiting.set()
         if not self.open.wait(timeout=HANG_S):
             raise StoreError("the test never opened the log")
         if self.full:
-            raise StoreError("the disk is full")
+            raise StoreError("the disk is full", ExitCode.SERVICE_GONE)
         if turn.index in self.refused:
             raise StoreError(f"turn {turn.index} is refused")
         self.stored.append(turn)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from runners.gateway.text_work import TextWork
 from runners.gateway.texts import Texts
 from runners.gateway.tokenizer import load_renderer, load_tokenizer
 from runners.gateway.turn_log import AsyncTurnLog
+from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
 from runners.testing.completions import END, Completion
 from runners.testing.scripted_engine import ScriptedEngine
@@ -161,15 +162,19 @@ async def test_a_session_whose_creator_disconnected_is_there_for_its_retry(bench
     assert bench.log.session_ids == {"s1"}
 
 
-async def store_turns(log: HeldTurnLog, turns: int) -> list[BaseException | None]:
+async def store_turns(
+    log: HeldTurnLog, turns: int, wire: Callable[[], None] = lambda: None
+) -> list[BaseException | None]:
     """Store turns at once, of which the first one is held until all others wait for it; return what
     became of each.
     """
     journal = AsyncTurnLog()
     await journal.open(lambda: log)
-    first = asyncio.create_task(journal.add_turn(a_turn(index=0)))
+    first = asyncio.create_task(journal.add_turn(a_turn(index=0), None, wire))
     assert await asyncio.to_thread(log.waiting.wait, 20)
-    others = [asyncio.create_task(journal.add_turn(a_turn(index=i))) for i in range(1, turns)]
+    others = [
+        asyncio.create_task(journal.add_turn(a_turn(index=i), None, wire)) for i in range(1, turns)
+    ]
     await asyncio.sleep(0)  # each of them has begun
     assert not any(task.done() for task in (first, *others))
     log.open.set()
@@ -194,3 +199,40 @@ async def test_of_turns_that_wait_only_those_fail_that_cannot_be_stored() -> Non
     ]
     assert [turn.index for turn in log.stored] == [0, 1, 3, 4]
     assert log.together == []
+
+
+async def test_turns_are_recorded_once_though_they_are_stored_apart() -> None:
+    log, recorded = HeldTurnLog(), [0]
+    log.refused = {2}
+
+    def record() -> None:
+        recorded[0] += 1
+
+    await store_turns(log, 5, record)
+    assert recorded == [5]
+
+
+async def test_a_disk_that_failed_for_turns_together_is_not_tried_for_each() -> None:
+    # one that another process has locked takes half a minute to fail
+    log = HeldTurnLog()
+    log.full = True
+    outcomes = await store_turns(log, 5)
+    assert [str(outcome) for outcome in outcomes] == ["the disk is full"] * 5
+    assert log.tries == 2
+
+
+async def test_a_turn_that_comes_with_the_end_is_stored_and_a_later_one_fails(
+    tmp_path: Path,
+) -> None:
+    RunStore.create(tmp_path, {}).close()
+    journal = AsyncTurnLog()
+    await journal.open(lambda: RunStore.open(tmp_path))
+    await journal.add_session("s", {})
+    turn = asyncio.create_task(journal.add_turn(a_turn("s")))
+    await asyncio.sleep(0)  # it has begun
+    await journal.close()
+    await turn
+    with RunStore.open(tmp_path, read_only=True) as store:
+        assert len(store.turns("s")) == 1
+    with pytest.raises(StoreError, match="stopped"):
+        await asyncio.wait_for(journal.add_turn(a_turn("s", 1)), 20)
