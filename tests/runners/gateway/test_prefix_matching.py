@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runners.gateway.conversation import Piece, TurnRequest
+from runners.gateway.growing_list import GrowingList
 from runners.gateway.prefix_matching import (
     AssistantPart,
     HistoryBreak,
@@ -182,3 +183,20 @@ def test_a_request_is_compared_the_same_after_any_earlier_one(
         depth = data.draw(st.integers(1, len(path)))
         assert match_prefix(path[:depth], later) == match_prefix(path[:depth], alone)
         earlier = later
+
+
+@given(TURNS, TURNS, st.integers(0, 30), st.booleans())
+def test_a_request_that_shares_its_beginning_is_prepared_as_if_alone(
+    turns: Turns, more: Turns, kept: int, shared: bool
+) -> None:
+    first = GrowingList(pieces_of(turns))
+    length = min(kept, len(first))
+    second = first.continue_from(length, pieces_of(more))
+    pieces = second if shared else tuple(second)
+    earlier = prepare_request(TurnRequest("m", first, [], 9), "test")
+    match_prefix(path_of(turns), earlier)
+    found = prepare_request(TurnRequest("m", pieces, [], 9), "test", earlier)
+    alone = prepare_request(TurnRequest("m", tuple(second), [], 9), "test")
+    assert (found.keys, found.parts) == (alone.keys, alone.parts)
+    assert found.fingerprint == alone.fingerprint
+    assert match_prefix(path_of(turns), found) == match_prefix(path_of(turns), alone)
