@@ -8,7 +8,7 @@ from typing import Any
 from conf.errors import ConfigError
 from conf.schema import Config
 from conf.sections.engine import SglangLaunchEngineConfig
-from conf.sections.training import LoraConfig, RoutingRolloutConfig
+from conf.sections.training import LocalTrainerConfig, LoraConfig, RoutingRolloutConfig
 from runners.engines.adapters import adapter_arguments
 
 
@@ -23,9 +23,9 @@ def make_server_settings(
 ) -> dict[str, Any]:
     """Return the settings for ``python -m runners.engines.sglang``.
 
-    Context length, routing and seed come from other sections of the configuration. ``lora``: the
-    adapters that it must be able to load; None: none. Raises
-    ConfigError without weights.
+    Context length, routing, type of numbers and seed come from other sections of the configuration;
+    of two equal arguments the last one counts, which is the user's. ``lora``: the adapters that it
+    must be able to load; None: none. Raises ConfigError without weights.
     """
     if weights is None:
         raise ConfigError(["engine=sglang_launch serves model.path, which is null: set it"])
@@ -38,6 +38,9 @@ def make_server_settings(
         *("--mem-fraction-static", str(engine.memory_fraction)),
         *("--random-seed", str(config.seed)),
     ]
+    trainer = config.trainer
+    if isinstance(trainer, LocalTrainerConfig) and trainer.precision == "bfloat16":
+        arguments += ["--dtype", "bfloat16"]  # of a float32 checkpoint SGLang makes float16
     if isinstance(config.routing_replay, RoutingRolloutConfig):
         arguments.append("--enable-return-routed-experts")
     if lora is not None:

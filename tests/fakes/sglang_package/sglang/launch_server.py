@@ -34,6 +34,8 @@ def arguments() -> argparse.Namespace:
     for flag in ("port", "context-length", "tp-size", "random-seed"):
         parser.add_argument(f"--{flag}", required=True, type=int)
     parser.add_argument("--mem-fraction-static", type=float)
+    numbers = ("auto", "half", "float16", "bfloat16", "float", "float32")
+    parser.add_argument("--dtype", choices=numbers)
     parser.add_argument("--enable-return-routed-experts", action="store_true")
     parser.add_argument("--enable-lora", action="store_true")
     parser.add_argument("--max-lora-rank", type=int)

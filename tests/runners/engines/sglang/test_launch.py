@@ -92,6 +92,25 @@ async def test_the_server_gets_the_configured_arguments_and_ends_with_the_run(
         assert Ledger(store).entries() == []
 
 
+@pytest.mark.parametrize(
+    ("overrides", "dtype"),
+    [
+        ((), None),
+        (("trainer.precision=bfloat16",), "bfloat16"),
+        (("trainer.precision=bfloat16", "engine.arguments=[--dtype,float16]"), "float16"),
+    ],
+)
+async def test_the_server_computes_with_the_numbers_of_the_trainer_unless_it_is_told(
+    tmp_path: Path, overrides: tuple[str, ...], dtype: str | None
+) -> None:
+    run = Started(tmp_path / "run")
+    client = HttpEngine(await run.start(config_for(*overrides)))
+    info = await client.request_json("/server_info", deadline_s=10)
+    await client.close()
+    assert info["dtype"] == dtype
+    await run.close()
+
+
 async def test_a_server_for_adapters_can_load_those_of_the_run(tmp_path: Path) -> None:
     run = Started(tmp_path / "run")
     config = config_for("trainer.lora.rank=16", "trainer.lora.targets=[q_proj,o_proj]")
