@@ -47,8 +47,10 @@ class RoutingFiles:
         self._growing: dict[int, RoutingPart] = {}
         """By writer, the part to which this process appends."""
 
-    def append(self, writer: int, experts: RoutingArray) -> tuple[int, int, int]:
-        """Write one turn's routing, [rows, layers, top_k]; return its part, offset and CRC-32.
+    def append(self, writer: int, *turns: RoutingArray) -> list[tuple[int, int, int]]:
+        """Write the routing of some turns, [rows, layers, top_k] each; return part, offset and
+        CRC-32 of each. It is one part: their rows may come together, after all of them, and the
+        next part tells that the rows of this one are there.
 
         The caller holds the lock of the writer's other file already.
         """
@@ -63,9 +65,8 @@ class RoutingFiles:
             part = RoutingPart(writer, part.number + 1)
             file = self._file(part)
         self._growing[writer] = part
-        data = experts.astype(experts.dtype.newbyteorder("<")).tobytes()
-        [(offset, crc)] = file.append(data)
-        return part.number, offset, crc
+        blocks = (each.astype(each.dtype.newbyteorder("<")).tobytes() for each in turns)
+        return [(part.number, offset, crc) for offset, crc in file.append(*blocks)]
 
     def read(
         self, part: RoutingPart, offset: int, crc: int, shape: tuple[int, int, int], width: int

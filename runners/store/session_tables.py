@@ -77,14 +77,16 @@ class SessionTables:
             blocks = self._arrays.append(
                 *((turn.prompt_new, turn.output_ids, turn.output_logprobs) for turn, *_ in turns)
             )
-            for (turn, routing, wire), block in zip(turns, blocks, strict=True):
+            for (turn, _, wire), block in zip(turns, blocks, strict=True):
                 added += TURNS.encode(turn, block).values()
-                if routing is not None:
-                    written = self._arrays.routing.append(block.file, routing.experts)
-                    place = routing_block(turn, routing, *written, file=block.file)
-                    others.append((ROUTING.insert, ROUTING.encode(place)))
                 if wire is not None:
                     others.append((INSERT_WIRE, _wire_row(turn, wire)))
+            if routed := [(turn, routing) for turn, routing, _ in turns if routing is not None]:
+                file = blocks[0].file
+                written = self._arrays.routing.append(file, *(each.experts for _, each in routed))
+                for (turn, routing), place in zip(routed, written, strict=True):
+                    row = routing_block(turn, routing, *place, file=file)
+                    others.append((ROUTING.insert, ROUTING.encode(row)))
             with self._db.write() if others else nullcontext():
                 self._db.execute(TURNS.insert_many(len(turns)), added)
                 for statement, values in others:

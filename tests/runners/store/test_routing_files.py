@@ -35,9 +35,9 @@ def add(store: RunStore, session: str, number: int = 0) -> None:
     store.add_turn(a_turn(session, number), routing_of(number))
 
 
-def fill(store: RunStore, name: str) -> None:
-    """Let a file of routing have as much as a part can have; the file has a hole."""
-    os.truncate(store.run_dir / "arrays" / name, PART_BYTES)
+def fill(store: RunStore, name: str, size: int = PART_BYTES) -> None:
+    """Let a file of routing have as much as a part can have, or so much; the file has a hole."""
+    os.truncate(store.run_dir / "arrays" / name, size)
 
 
 def reopen(store: RunStore, writer: int = 0) -> RunStore:
@@ -71,6 +71,19 @@ def test_a_part_grows_over_its_end_within_one_process_too(store: RunStore) -> No
     add(store, "s", 1)  # opens the next part
     add(store, "s", 2)
     assert files(store) == ["routing.1.bin", "routing.bin"]
+
+
+def test_a_part_is_complete_only_when_the_rows_of_all_it_holds_are_there(store: RunStore) -> None:
+    add(store, "s", 0)
+    fill(store, "routing.bin", PART_BYTES - 1)
+    store = reopen(store)
+    store.add_turns([(a_turn("s", turn), routing_of(turn), None) for turn in (1, 2)])
+    # the second one in another part would have begun it before the row of the first one came
+    assert files(store) == ["routing.bin"]
+    add(store, "s", 3)
+    assert files(store) == ["routing.1.bin", "routing.bin"]
+    found = store.routing("s")
+    assert [int(found[turn].experts[0, 0, 0]) for turn in range(4)] == [0, 1, 2, 3]
 
 
 def test_a_part_is_released_when_nobody_needs_a_session_in_it(store: RunStore) -> None:
