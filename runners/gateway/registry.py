@@ -254,7 +254,8 @@ class SessionRegistry:
     async def close(self) -> None:
         """Delete every session: those that are open lose their gateway."""
         for session_id in list(self._by_id):
-            await self.delete(session_id, OutcomeCode.INFRA_GATEWAY)
+            if session_id in self._by_id:  # the admin may delete one while others end
+                await self.delete(session_id, OutcomeCode.INFRA_GATEWAY)
 
 
 def _read_exception(task: asyncio.Task[SessionEntry]) -> None:

@@ -162,6 +162,24 @@ async def test_a_session_whose_creator_disconnected_is_there_for_its_retry(bench
     assert bench.log.session_ids == {"s1"}
 
 
+async def test_a_session_may_be_deleted_while_others_end_with_the_gateway(
+    bench: Bench, engine: ScriptedEngine
+) -> None:
+    engine.say(f"hello{END}")
+    sampling = SessionSampling(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=100)
+    registry = SessionRegistry(bench.services, sampling, max_context_tokens=10_000)
+    first, *_ = [await registry.create(SessionRequest(session_id=name)) for name in ("s1", "s2")]
+    turn = first.session.start_turn(request(), anthropic_reply)
+    await wait_until_storing(bench)
+    closing = asyncio.create_task(registry.close())
+    await asyncio.sleep(0)  # it waits for the first session's turn
+    await registry.delete("s2")
+    bench.log.open.set()
+    await closing
+    assert turn.outcome.result()["content"][0]["text"] == "hello"
+    assert len(registry) == 0
+
+
 async def store_turns(
     log: HeldTurnLog, turns: int, wire: Callable[[], None] = lambda: None
 ) -> list[BaseException | None]:
