@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from runners.gateway.refusal import OverLimit
 from runners.gateway.request_limits import LINES, LineBudget, SessionBudget
@@ -108,6 +109,13 @@ class ClientConnection(web.RequestHandler):
             self._owner.remove_connection()
             self._owner = None
         super().connection_lost(exc)
+
+    def log_exception(self, *args: Any, **details: Any) -> None:
+        """See aiohttp, which logs a traceback for each request that is no HTTP and for each client
+        that left: a sandbox could fill the disk with them.
+        """
+        if not isinstance(details.get("exc_info"), ConnectionError | HttpProcessingError):
+            super().log_exception(*args, **details)
 
     def accept(self, owner: SessionBudget | None) -> None:
         """Let it stay open: a request on it has brought the key of a session, or the admin's

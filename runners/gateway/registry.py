@@ -53,6 +53,8 @@ class SessionEntry:
     """The programs that are served on its listeners; none: whatever connects there."""
     asked: bool = False
     """The policy was asked for a turn, so its commands may run by now."""
+    refused_command: bool = False
+    """A process that is none of these programs was refused on a listener."""
     close_callbacks: list[CloseCallback] = field(default_factory=list)
     """Close the listeners that were opened for this session alone."""
 

@@ -228,7 +228,9 @@ class GatewayServer:
             if await agent.owns(*ends):
                 self._known_agents.add(transport)
                 return
-        logger.warning("session %s: a command in its sandbox was refused", only.session.id)
+        if not only.refused_command:  # once: a command can come again thousands of times a second
+            logger.warning("session %s: a command in its sandbox was refused", only.session.id)
+        only.refused_command = True
         raise Refused(
             RefusalKind.FORBIDDEN,
             "this address serves the agent program alone, not the commands that it starts",

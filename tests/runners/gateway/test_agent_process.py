@@ -91,7 +91,11 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
 
 @pytest.mark.parametrize("family", ["2", "10"])
 async def test_only_the_agent_program_is_answered_though_its_commands_have_the_key(
-    backend: LocalBackend, gateway: Gateway, tmp_path: Path, family: str
+    backend: LocalBackend,
+    gateway: Gateway,
+    tmp_path: Path,
+    family: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """As with Claude Code and Codex, whose shell tool passes their environment on."""
     (source := tmp_path / "source").mkdir()
@@ -112,6 +116,7 @@ async def test_only_the_agent_program_is_answered_though_its_commands_have_the_k
         assert set(lines.values()) <= {"403"}, "neither a daemon nor one at the same port"
         assert len(lines) == (2 if family == "2" else 0), result
     await sandbox.close()
+    assert sum("a command in its sandbox" in each.message for each in caplog.records) == 1
 
 
 SCRIPT = """

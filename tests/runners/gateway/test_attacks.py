@@ -170,7 +170,10 @@ async def test_a_keep_alive_connection_with_a_key_may_be_silent_for_longer(
 
 
 async def test_an_answer_that_is_not_read_is_given_up(
-    engine: ScriptedEngine, tokenizer_dir: Path, tmp_path: Path
+    engine: ScriptedEngine,
+    tokenizer_dir: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with limited(engine, tokenizer_dir, tmp_path, client_s=0.5) as gateway:
         agent, another = await gateway.session("s1"), await gateway.session("s2")
@@ -184,6 +187,19 @@ async def test_an_answer_that_is_not_read_is_given_up(
             await asyncio.sleep(0.05)
         await check_works(another, engine)
         writer.close()
+    assert not caplog.records  # a client that leaves is no error
+
+
+@pytest.mark.parametrize(
+    "request_", [b"GET / HTTP/9.9", b"GET / HTTP/1.1\r\nno header", b"GET /" + b"a" * 70_000]
+)
+async def test_what_is_no_http_is_refused_and_not_logged(
+    request_: bytes, gateway: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader, writer = await open_raw(gateway.url, request_ + b"\r\n\r\n")
+    assert b" 400 " in await reader.readline()
+    writer.close()
+    assert not caplog.records
 
 
 async def test_connections_without_a_key_do_not_shut_others_out(gateway: Gateway) -> None:
