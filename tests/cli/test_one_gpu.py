@@ -18,8 +18,9 @@ PAGE = (REPOSITORY / "docs" / "one_gpu.md").read_text()
 
 
 def read_commands(model: Path) -> list[list[str]]:
-    """Return the arguments of the page's commands, with a directory for the model's."""
-    lines = [line for line in PAGE.splitlines() if line.startswith("agentrl ")]
+    """Return the arguments of the page's commands to try, with a directory for the model's."""
+    section = PAGE.split("## Look, then run\n", 1)[1].split("\n## ", 1)[0]
+    lines = [line for line in section.splitlines() if line.startswith("agentrl ")]
     return [shlex.split(line.replace("/models/Qwen3-0.6B", str(model)))[1:] for line in lines]
 
 
