@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 _OWN_OUTPUT_LAYER = frozenset({"qwen3_moe", "qwen3_next", "glm4_moe"})
-"""``model_type`` of mixtures whose classes in SGLang (read in 0.5.15) make an output layer whatever
-``tie_word_embeddings`` says; a tied checkpoint has no weights for it, and none are missed.
+"""``model_type`` of mixtures whose classes in SGLang (0.5.15 to 0.5.23, both read) make an output
+layer whatever ``tie_word_embeddings`` says; a tied checkpoint has no weights for it, and none are
+missed.
 """
 
 

@@ -36,7 +36,8 @@ CALL = spoken(
 GATEWAY = "runners.gateway"
 RERENDERING = "tests.benchmarks.rerendering_gateway"
 """Programs."""
-OUTPUT = "def add(a, b):\n    return a - b\n" * 4
+LINES = "def add(a, b):\n    return a - b\n"
+OUTPUT = LINES * 4
 """Of a tool."""
 
 

@@ -18,7 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from runners.testing.tiny_tokenizer import tiny_tokenizer
-from tests.benchmarks.benched_gateway import CALL, GATEWAY, RERENDERING, cpu_s, started_gateway
+from tests.benchmarks.benched_gateway import (
+    CALL,
+    GATEWAY,
+    LINES,
+    RERENDERING,
+    cpu_s,
+    started_gateway,
+)
 from tests.benchmarks.gateway_load import (
     CALL_ID,
     Agent,
@@ -27,7 +34,6 @@ from tests.benchmarks.gateway_load import (
     check_turns,
 )
 
-LINES = "def add(a, b):\n    return a - b\n"
 LONG_TOKENS = 60_000
 LONG_TURNS = 128
 """Of each session."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from tests.benchmarks.gateway_at_once import ANSWER, LINES
+from tests.benchmarks.benched_gateway import LINES
+from tests.benchmarks.gateway_at_once import ANSWER
 from tests.benchmarks.gateway_load import CALL_ID, GrowingBody, read_stream
 from tests.fakes.running_gateway import echo, results, user
 

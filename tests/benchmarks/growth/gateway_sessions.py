@@ -10,7 +10,7 @@ from pathlib import Path
 
 from runners.testing.tiny_tokenizer import tiny_tokenizer
 from tests.benchmarks.bench_gateway import make_prompt, running_bench
-from tests.benchmarks.gateway_at_once import LINES
+from tests.benchmarks.benched_gateway import LINES
 from tests.benchmarks.growth.curve import Curve
 
 NEW_TOKENS = 470
