@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
+import time
 from collections import Counter
 from collections.abc import Generator
+from functools import cache
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from runners.engines.embedded.mkl_mode import set_mkl_mode
+from tests.touched import changed_files, touched_tests
 
 set_mkl_mode()  # before the first matrix product of any test
 # Threads of one matrix product wait for each other by spinning: where test processes, services and
@@ -29,6 +33,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--update-golden",
         action="store_true",
         help="write the golden files anew; read the difference before committing",
+    )
+    parser.addoption(
+        "--decides",
+        action="store_true",
+        help="of the integration tests those marked decides, and what the last change touches",
+    )
+    parser.addoption(
+        "--stop-at",
+        type=int,
+        metavar="SECONDS",
+        help="begin no test after this time of the epoch, but for those marked decides",
     )
 
 
@@ -76,8 +91,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if expression not in ("", INTEGRATION) or collection_path in _named_files(config):
         return None
     text = collection_path.read_text("utf-8")
+    if config.option.decides and "decides" not in text:
+        around = {collection_path, *collection_path.parents}
+        if not around.intersection(_touched()):
+            return True
     left_out = INTEGRATION not in text if expression else WHOLE_FILE.search(text) is not None
     return left_out or None
+
+
+@cache
+def _touched() -> tuple[Path, ...]:
+    """Return the places of the tests that the last change touches, the nearest first."""
+    return tuple(touched_tests(changed_files()))
 
 
 def _named_files(config: pytest.Config) -> set[Path]:
@@ -112,9 +137,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if is_selected(item)]
-    if expression == INTEGRATION:
+    if config.option.decides:
+        places = _touched()
+        items.sort(key=lambda item: _nearness(item, places))
+        chosen = [item for item in items if _nearness(item, places) <= len(places)]
+        config.hook.pytest_deselected(items=items[len(chosen) :])
+        items[:] = chosen
+    elif expression == INTEGRATION:
         counts = Counter(item.path for item in items)
         items.sort(key=lambda item: (_place(item.path), -counts[item.path]))
+
+
+def _nearness(item: pytest.Item, places: tuple[Path, ...]) -> int:
+    """Return 0 for a test that decides, else the place that has it: past the last where none."""
+    if item.get_closest_marker("decides"):
+        return 0
+    at = (n for n, place in enumerate(places, 1) if place in (item.path, *item.path.parents))
+    return next(at, len(places) + 1)
 
 
 def _place(path: Path) -> int:
@@ -146,8 +185,37 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         limits = limit._get_item_settings(item)  # type: ignore[union-attr]
         item.config.hook.pytest_timeout_cancel_timer(item=item)
         item.config.hook.pytest_timeout_set_timer(item=item, settings=limits)
+    ends = item.config.option.stop_at
+    if ends and time.time() > ends and item.get_closest_marker("decides") is None:
+        pytest.skip("no time left in .ci/run: left to .ci/nightly")
     if item.get_closest_marker("gpu") is not None:
         import torch
 
         if not torch.cuda.is_available():
             pytest.skip("no CUDA device")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Keep the CPU time of a whole suite for ``tests.budgets``, its processes' included."""
+    config = session.config
+    whole = config.args == config.getini("testpaths") and not config.option.decides
+    if hasattr(config, "workerinput") or config.cache is None or not whole:
+        return
+    used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    seconds = sum(each.ru_utime + each.ru_stime for each in used)
+    config.cache.set(f"agentrl/seconds/{config.option.markexpr or 'unit'}", seconds)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the tests that passed only when they were run again, of earlier suites, too."""
+    config = terminalreporter.config
+    if config.cache is None or not hasattr(config.option, "reruns"):
+        return
+    again = sorted({report.nodeid for report in terminalreporter.stats.get("rerun", ())})
+    kept: dict[str, list[str]] = config.cache.get("agentrl/reruns", {})
+    kept[config.option.markexpr or "unit"] = again
+    config.cache.set("agentrl/reruns", kept)
+    if named := [f"{suite}: {test}" for suite, tests in kept.items() for test in tests]:
+        terminalreporter.section("run again: a defect of the test, to be fixed")
+        terminalreporter.write_line("\n".join(named))

@@ -39,6 +39,7 @@ def service_pid(mini: Miniature, module: str) -> int:
     return next(child.pid for child in children if module in child.cmdline())
 
 
+@pytest.mark.decides
 def test_a_campaign_runs_from_nothing_to_a_trained_policy(finished: Finished) -> None:
     miniature, document = finished
     assert set(document) >= {"run_dir", "steps", "eval", "wall_s", "rollouts", "outcomes", "tokens"}
@@ -103,6 +104,7 @@ def _version(step: int, split: str) -> int:
     return step if split == "eval" else step - 1
 
 
+@pytest.mark.decides
 def test_a_run_is_interrupted_then_loses_its_engine_and_is_resumed_from_both(
     miniature: Miniature,
 ) -> None:

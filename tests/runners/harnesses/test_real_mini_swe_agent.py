@@ -30,6 +30,7 @@ EDIT = call("bash", command="sed -i s/-/+/ a.py")
 SUBMIT = call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo fixed")
 
 
+@pytest.mark.decides
 async def test_all_its_sampled_tokens_are_trained(
     program: RealProgram, engine: ScriptedEngine
 ) -> None:

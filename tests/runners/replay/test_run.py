@@ -38,6 +38,7 @@ def content(run: Path) -> dict[str, bytes]:
     return {"rows": str(rows).encode(), **files}
 
 
+@pytest.mark.decides
 def test_the_same_program_sends_the_same_requests_and_the_run_stays_as_it_is(run: Path) -> None:
     before = content(run)
     result = replay(run, f"{ROLLOUT}-a0", [])
