@@ -200,22 +200,24 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Keep the CPU time of a whole suite for ``tests.budgets``, its processes' included."""
     config = session.config
     whole = config.args == config.getini("testpaths") and not config.option.decides
-    if hasattr(config, "workerinput") or config.cache is None or not whole:
+    cache = getattr(config, "cache", None)  # not there with -p no:cacheprovider
+    if hasattr(config, "workerinput") or cache is None or not whole:
         return
     used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     seconds = sum(each.ru_utime + each.ru_stime for each in used)
-    config.cache.set(f"agentrl/seconds/{config.option.markexpr or 'unit'}", seconds)
+    cache.set(f"agentrl/seconds/{config.option.markexpr or 'unit'}", seconds)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Name the tests that passed only when they were run again, of earlier suites, too."""
     config = terminalreporter.config
-    if config.cache is None or not hasattr(config.option, "reruns"):
+    cache = getattr(config, "cache", None)
+    if cache is None or not hasattr(config.option, "reruns"):
         return
     again = sorted({report.nodeid for report in terminalreporter.stats.get("rerun", ())})
-    kept: dict[str, list[str]] = config.cache.get("agentrl/reruns", {})
+    kept: dict[str, list[str]] = cache.get("agentrl/reruns", {})
     kept[config.option.markexpr or "unit"] = again
-    config.cache.set("agentrl/reruns", kept)
+    cache.set("agentrl/reruns", kept)
     if named := [f"{suite}: {test}" for suite, tests in kept.items() for test in tests]:
         terminalreporter.section("run again: a defect of the test, to be fixed")
         terminalreporter.write_line("\n".join(named))

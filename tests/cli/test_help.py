@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import get_type_hints
 
 import pytest
 
 from conf.compose import compose
-from tests.cli.conftest import Agentrl
+from tests.cli.conftest import ENVIRONMENT, Agentrl
 
 Golden = Callable[[str, str], None]
+Helps = dict[str, tuple[str, set[str]]]
 
 COMMANDS = (
     *("run", "check", "eval", "launch", "regrade", "replay", "show", "status", "dump-trajectories"),
@@ -35,27 +39,48 @@ HEAVY = {
 }
 
 
-def imported(importtime: str) -> set[str]:
-    """Return the top-level modules in what ``-X importtime`` printed."""
-    return {line.rpartition("|")[2].strip().partition(".")[0] for line in importtime.splitlines()}
+PRINT_ALL = """
+import contextlib, io, json, sys
+from cli.main import main
+
+for words in ([], *([command] for command in sys.argv[1:])):
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
+        main([*words, "--help"])
+    modules = {name.partition(".")[0] for name in sys.modules}
+    print(json.dumps([text.getvalue(), sorted(modules)]))
+"""
+"""Prints each command's help, and the modules that the process has imported until then."""
 
 
-def test_help_is_unchanged_and_imports_nothing_heavy(
-    agentrl_process: Agentrl, golden: Golden
-) -> None:
-    done = agentrl_process("--help", options=("-X", "importtime"))
-    golden("help.txt", done.stdout)
-    assert {"typer", "cli"} <= imported(done.stderr)
-    assert not imported(done.stderr) & (HEAVY | {"pydantic", "asyncio"})
+@pytest.fixture(scope="module")
+def helps() -> Helps:
+    """Return the help of every command, ``""`` for the first page, and what it imports."""
+    done = subprocess.run(
+        [sys.executable, "-c", PRINT_ALL, *COMMANDS],
+        env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    printed = [json.loads(line) for line in done.stdout.splitlines()]
+    return {
+        name: (text, set(modules))
+        for name, (text, modules) in zip(("", *COMMANDS), printed, strict=True)
+    }
+
+
+def test_help_is_unchanged_and_imports_nothing_heavy(helps: Helps, golden: Golden) -> None:
+    text, modules = helps[""]
+    golden("help.txt", text)
+    assert {"typer", "cli"} <= modules
+    assert not modules & (HEAVY | {"pydantic", "asyncio"})
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_of_a_command_is_unchanged_and_imports_nothing_heavy(
-    agentrl_process: Agentrl, golden: Golden, command: str
+    helps: Helps, golden: Golden, command: str
 ) -> None:
-    done = agentrl_process(command, "--help", options=("-X", "importtime"))
-    golden(f"help-{command}.txt", done.stdout)
-    assert not imported(done.stderr) & HEAVY
+    text, modules = helps[command]
+    golden(f"help-{command}.txt", text)
+    assert not modules & HEAVY
 
 
 def test_show_is_unchanged(agentrl: Agentrl, golden: Golden) -> None:
