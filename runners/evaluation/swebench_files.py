@@ -19,8 +19,8 @@ from typing import Any
 from runners.evaluation.files import replace_file
 from runners.store.json_text import dumps
 from runners.store.store_error import raise_store_errors
-from runners.tasks.contract import EvalScript, Patch, Task
-from runners.tasks.graders.official import EMPTY_REPORT, is_installed, read_logs
+from runners.tasks.contract import Patch, ScriptGrading, Task
+from runners.tasks.graders.packages import EMPTY_REPORT, is_installed, read_logs
 from runners.tasks.graders.task_grader import log_file
 from runners.tasks.graders.verdicts import DOES_NOT_APPLY
 from runners.tasks.patch_record import encode_patch_text
@@ -51,7 +51,7 @@ class Submission:
     @property
     def is_tested(self) -> bool:
         """True if the package would test the patch; it does not test empty ones."""
-        return bool(self.text) and isinstance(self.task.grading, EvalScript)
+        return bool(self.text) and _find_script(self.task) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def render_instances(tasks: Iterable[Task]) -> str:
     """Return JSON lines with the keys that the package's ``make_test_spec`` needs, one per task in
     SWE-bench's format.
     """
-    rows = [_instance(task, task.grading) for task in tasks if isinstance(task.grading, EvalScript)]
+    rows = [_instance(task, script) for task in tasks if (script := _find_script(task))]
     return "".join(f"{dumps(row)}\n" for row in rows)
 
 
@@ -112,9 +112,17 @@ def classify_failures(run_dir: Path, submissions: Iterable[Submission]) -> dict[
     return found
 
 
-def _instance(task: Task, grading: EvalScript) -> dict[str, Any]:
+def _find_script(task: Task) -> ScriptGrading | None:
+    """Return the eval script of a task in SWE-bench's format, which the package can read too."""
+    match task.grading:
+        case ScriptGrading(kind="pytest" | "swebench") as grading:
+            return grading
+    return None
+
+
+def _instance(task: Task, grading: ScriptGrading) -> dict[str, Any]:
     return {
-        **json.loads(grading.row),
+        **json.loads(grading.parser),
         "instance_id": task.id,
         "base_commit": task.base_commit,
         "problem_statement": task.problem_statement,

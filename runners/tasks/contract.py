@@ -15,47 +15,28 @@ class UnittestIds:
     kind: Literal["unittest"] = "unittest"
 
 
-@dataclass(frozen=True, slots=True)
-class EvalScript:
-    """A shell script that puts the tests in place and runs them, as SWE-bench does."""
+ParserName = Literal[
+    "pytest", "swebench", "log_parser", "status_map", "multi_swe", "eval_cmd", "f2p_script"
+]
 
-    kind: Literal["pytest", "swebench"]
-    """The judge: our plugin in pytest, or the log parser of the ``swebench`` package."""
+
+@dataclass(frozen=True, slots=True)
+class ScriptGrading:
+    """A shell script runs the tests, a parser reads their results: every published row."""
+
+    kind: ParserName
+    """The parser (``graders/parsers.py``)."""
     script: str
+    """Of ``f2p_script`` a Python program from outside the repository."""
     workdir: str
     """The repository's path in the script; it is replaced by the sandbox's."""
-    row: str
-    """Further fields for the ``swebench`` package: a JSON object by its field names."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProScripts:
-    """SWE-bench-Pro: a script runs the selected test files, a parser reads its output."""
-
-    run_script: str
-    parser: str
-    """Python source; run as ``parser STDOUT STDERR RESULT``."""
-    selected: tuple[str, ...]
-    workdir: str
-    kind: Literal["swebench_pro"] = "swebench_pro"
-
-
-@dataclass(frozen=True, slots=True)
-class EvalCommand:
-    """A shell command; exit code 0 is solved."""
-
-    command: str
-    workdir: str
-    kind: Literal["eval_cmd"] = "eval_cmd"
-
-
-@dataclass(frozen=True, slots=True)
-class F2PScript:
-    """A Python program from outside the repository; exit code 0 is solved."""
-
-    script: str
-    workdir: str
-    kind: Literal["f2p_script"] = "f2p_script"
+    parser: str = ""
+    """``log_parser``: Python source, run as ``parser STDOUT STDERR RESULT`` in the sandbox. Of
+    others what they have to know besides, a JSON object: fields for the packages ``swebench`` and
+    ``multi_swe_bench``, by their names there; the expected status by test for ``status_map``.
+    """
+    missing_passes: bool = False
+    """A pass-to-pass test that the log does not name is no failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,42 +50,6 @@ class HarborVerifier:
 
 
 @dataclass(frozen=True, slots=True)
-class LogParser:
-    """A shell script prints a log, a Python program of the task reads it."""
-
-    script: str
-    """Prints the log to stdout."""
-    parser: str
-    """Python source; run as ``parser STDOUT STDERR RESULT``, in the sandbox."""
-    workdir: str
-    missing_passes: bool = False
-    """A pass-to-pass test that the log does not name is no failure."""
-    kind: Literal["log_parser"] = "log_parser"
-
-
-@dataclass(frozen=True, slots=True)
-class StatusMap:
-    """R2E-Gym: the outcomes that pytest reports must be exactly those that are expected."""
-
-    script: str
-    expected: tuple[tuple[str, str], ...]
-    """Test (its pytest id without the file, joined by dots) and PASSED, FAILED or ERROR."""
-    workdir: str
-    kind: Literal["status_map"] = "status_map"
-
-
-@dataclass(frozen=True, slots=True)
-class MultiSweLog:
-    """Multi-SWE: a script of the image runs the tests, ``multi-swe-bench`` reads the log."""
-
-    script: str
-    request: str
-    """JSON object of the fields by which the package finds the log parser."""
-    workdir: str
-    kind: Literal["multi_swe"] = "multi_swe"
-
-
-@dataclass(frozen=True, slots=True)
 class CustomGrading:
     """A plug-in grades the patch in a fresh sandbox (``graders/custom.py``)."""
 
@@ -115,19 +60,8 @@ class CustomGrading:
     kind: Literal["custom"] = "custom"
 
 
-Grading = (
-    UnittestIds
-    | EvalScript
-    | ProScripts
-    | EvalCommand
-    | F2PScript
-    | LogParser
-    | StatusMap
-    | MultiSweLog
-    | HarborVerifier
-    | CustomGrading
-)
-"""Way to run a task's tests and to read them; ``graders/`` has one judge per ``kind``."""
+Grading = ScriptGrading | UnittestIds | HarborVerifier | CustomGrading
+"""Way to run a task's tests and to read them; ``graders/`` has a judge for each."""
 
 
 GradingKey = tuple[str, str, Grading, tuple[tuple[str, ...], ...], str, str | None]

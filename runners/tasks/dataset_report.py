@@ -20,7 +20,7 @@ from runners.tasks.contract import Task
 from runners.tasks.custom_reader import read_with_plugin
 from runners.tasks.dataset_files import NESTED, DatasetError, find_parts, read_rows
 from runners.tasks.exclusions import set_aside
-from runners.tasks.graders.multi_swe import MultiSweError
+from runners.tasks.graders.packages import MultiSweError
 from runners.tasks.harbor import suites
 from runners.tasks.pinned_repositories import SourceError
 from runners.tasks.row_tasks import TaskBuilder, format_errors

@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from conf.errors import AgentrlError
@@ -27,7 +27,13 @@ from conf.sections.task import (
     pays_parts,
 )
 from runners.plugins.calls import PluginFailedError
-from runners.sandboxes.contract import KilledError, OversizedError, SandboxBackend, SandboxSpec
+from runners.sandboxes.contract import (
+    KilledError,
+    OversizedError,
+    Sandbox,
+    SandboxBackend,
+    SandboxSpec,
+)
 from runners.sandboxes.discard import remove_tree
 from runners.sandboxes.tree import copy_tree
 from runners.sandboxes.wrappers import open_sandbox
@@ -36,7 +42,6 @@ from runners.tasks.capture_limits import RefusedError
 from runners.tasks.contract import GradingKey, Patch, Task, Verdict, VerdictKind
 from runners.tasks.git import git_environment, init_git_dir, run_git
 from runners.tasks.graders import JUDGES
-from runners.tasks.graders.split_grader import SplitGrader
 from runners.tasks.graders.task_grader import EnsureRepository, TaskGrader
 from runners.tasks.graders.verdicts import DOES_NOT_APPLY, make_verdict
 from runners.tasks.harbor.end_state import EndStateGrader
@@ -44,7 +49,7 @@ from runners.tasks.install_metadata import find_metadata
 from runners.tasks.patch_record import decode_patch
 from runners.tasks.protection import find_touched
 from runners.tasks.pytest_mounts import filter_mounts
-from runners.tasks.rollout_result import Grader
+from runners.tasks.rollout_result import Grader, RolloutResult
 from runners.tasks.task_repositories import DELETED
 
 
@@ -87,6 +92,37 @@ def _make_task_grader(
         log_dir=run_dir if isinstance(task, SwebenchTaskConfig) else None,
         end_states=EndStateGrader(backend, ensure_repository),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class SplitGrader:
+    """A ``Grader`` of evaluated tasks by other settings than trained ones."""
+
+    train: Grader
+    held_out: Grader
+
+    async def grade(
+        self, task: Task, result: RolloutResult, *, name: str, deadline_s: float
+    ) -> Verdict:
+        """Grade the patch of a rollout; see ``Grader``."""
+        return await self._of(task).grade(task, result, name=name, deadline_s=deadline_s)
+
+    async def grade_end_state(
+        self, task: Task, sandbox: Sandbox, *, name: str, deadline_s: float
+    ) -> Verdict:
+        """Grade what an agent left in its sandbox; see ``Grader``."""
+        grader = self._of(task)
+        return await grader.grade_end_state(task, sandbox, name=name, deadline_s=deadline_s)
+
+    async def grade_reference(
+        self, task: Task, *, solve: bool, name: str, deadline_s: float
+    ) -> Verdict:
+        """Grade the reference solution or the untouched environment; see ``Grader``."""
+        grader = self._of(task)
+        return await grader.grade_reference(task, solve=solve, name=name, deadline_s=deadline_s)
+
+    def _of(self, task: Task) -> Grader:
+        return self.held_out if task.split == "held_out" else self.train
 
 
 class SandboxGrader:

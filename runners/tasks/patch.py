@@ -14,7 +14,7 @@ from pathlib import Path
 from runners.sandboxes.contract import OversizedError, Sandbox
 from runners.tasks import capture_process
 from runners.tasks.capture_limits import DEFAULT_LIMITS, CaptureLimits, make_refused_patch
-from runners.tasks.contract import EvalCommand, Patch, Task, UnittestIds
+from runners.tasks.contract import Patch, ScriptGrading, Task, UnittestIds
 from runners.tasks.snapshot_repository import read_excluded_paths
 from runners.tasks.workspace_diff import PatchError, diff_workspace
 from runners.trajectory.outcome import OutcomeCode
@@ -87,7 +87,7 @@ def answer_request(request: bytes) -> bytes:
         protected=tuple(wanted["protected"]),
         gold_patch=wanted["gold_patch"],
         kind="",
-        grading=UnittestIds() if wanted["unittest"] else EvalCommand("", ""),
+        grading=UnittestIds() if wanted["unittest"] else ScriptGrading("eval_cmd", "", ""),
     )
     try:
         patch = diff_workspace(task, Path(asked["workspace"]), CaptureLimits(**asked["limits"]))

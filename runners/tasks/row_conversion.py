@@ -107,7 +107,7 @@ def _make_row(fields: Mapping[str, Any], row: Row, task: Task, beside: Path) -> 
         for name, value in flatten(fields).items()
         if name not in left_out and value != "" and value == value  # NaN of Parquet is no JSON
     }
-    made = {FORMAT: row.schema_name, "instance_id": task.id, **kept}
+    made = {FORMAT: row.row_schema.name, "instance_id": task.id, **kept}
     source = task.origin.source if task.origin is not None else None
     if source is not None:
         local = Path(source).exists()

@@ -28,8 +28,7 @@ from runners.tasks.pinned_repositories import (
     read_head,
 )
 from runners.tasks.schemas.detection import AUTO, read_row
-from runners.tasks.schemas.multi_swe import MultiSweRow
-from runners.tasks.schemas.row import NAMES_LIMIT, Row, RowContext, TestListRow
+from runners.tasks.schemas.row import NAMES_LIMIT, Row, RowContext
 from runners.trajectory.printable import make_printable, shorten
 
 
@@ -61,14 +60,15 @@ class TaskBuilder:
     def build(self, fields: Mapping[str, Any]) -> Task:
         """Return the task of a row; raises ValueError, OSError, SourceError and MultiSweError."""
         row = read_row(fields, self._schema, needs_grading=self._plugin is None)
-        fail_to_pass, pass_to_pass = row.tests
+        schema = row.row_schema
+        fail_to_pass, pass_to_pass = schema.tests(row)
         if self._plugin is not None:
             grading: Grading = CustomGrading(self._plugin.model_dump_json(), _write_json(fields))
-        elif isinstance(row, TestListRow | MultiSweRow) and not fail_to_pass:
+        elif schema.needs_tests and not fail_to_pass:
             raise ValueError("FAIL_TO_PASS is empty: every patch would solve it")
         else:
             grading = row.grading(self._context)
-        image = row.image or (row.derived_image if not row.repo_path else "")
+        image = row.image or (schema.image(row) if not row.repo_path else "")
         source = self._find_source(row, image)
         commit = "" if source is None else row.base_commit or self._read_head(source)
         return Task(
@@ -76,18 +76,25 @@ class TaskBuilder:
             split="train",
             repo=self._pristine / commit,
             base_commit=commit,
-            problem_statement=row.statement,
+            problem_statement=schema.statement(row),
             fail_to_pass=fail_to_pass,
             pass_to_pass=pass_to_pass,
-            protected=_inside(row.test_paths(), row.workdir),
-            gold_patch=row.reference_patch,
+            protected=_inside({*schema.test_paths(row)}, row.workdir),
+            gold_patch=schema.reference_patch(row),
             kind=row.repo or Path(source or image).stem,
             grading=grading,
-            origin=Origin(source, commit, row.setup, row.workdir, image or None, row.test_setup),
+            origin=Origin(
+                source,
+                commit,
+                schema.setup(row),
+                row.workdir,
+                image or None,
+                schema.test_setup(row),
+            ),
             image=image or None,
             workdir=row.workdir if image else None,
-            hidden_paths=row.hidden if image else (),
-            schema=row.schema_name,
+            hidden_paths=schema.hidden(row) if image else (),
+            schema=schema.name,
         )
 
     def find_missing_commits(self, tasks: Iterable[Task]) -> Iterator[str]:

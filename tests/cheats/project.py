@@ -10,18 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from runners.tasks.bugfix.family import write_repository
-from runners.tasks.contract import (
-    EvalCommand,
-    EvalScript,
-    F2PScript,
-    Patch,
-    ProScripts,
-    Task,
-    UnittestIds,
-)
+from runners.tasks.contract import Patch, ScriptGrading, Task, UnittestIds
 from runners.tasks.patch_record import decode_patch
+from runners.tasks.schemas.detection import read_row
 from runners.tasks.schemas.row import RowContext
-from runners.tasks.schemas.swebench import SwebenchRow
 
 TESTS = "tests/test_price.py"
 BEFORE = """\
@@ -139,18 +131,19 @@ def make_tasks(directory: Path) -> dict[str, Task]:
         pass_to_pass=tuple(f"{TESTS}::TotalTests::{name}" for name in KEPT),
     )
     hidden = replace(by_file, repo=hidden_repo, base_commit=commits[hidden_repo])
-    row = SwebenchRow(
-        instance_id="shop__shop-1",
-        repo="shop/shop",
-        base_commit=hidden.base_commit,
-        problem_statement=ISSUE,
-        patch=GOLD,
-        test_patch=TEST_PATCH,
-        FAIL_TO_PASS=hidden.fail_to_pass,
-        PASS_TO_PASS=hidden.pass_to_pass,
-    )
+    fields = {
+        "instance_id": "shop__shop-1",
+        "repo": "shop/shop",
+        "base_commit": hidden.base_commit,
+        "problem_statement": ISSUE,
+        "patch": GOLD,
+        "test_patch": TEST_PATCH,
+        "FAIL_TO_PASS": hidden.fail_to_pass,
+        "PASS_TO_PASS": hidden.pass_to_pass,
+    }
+    row = read_row(fields, "swebench")
     by_plugin = row.grading(RowContext(directory, "own"))
-    assert isinstance(by_plugin, EvalScript)
+    assert isinstance(by_plugin, ScriptGrading)
     run = 'cd /app && IFS=, read -ra files <<< "$1" && python -m pytest -rA -q "${files[@]}"'
     command = f"cd /repo && python -m pytest -q {TESTS}"
     return {
@@ -160,10 +153,16 @@ def make_tasks(directory: Path) -> dict[str, Task]:
             hidden, id=row.instance_id, grading=replace(by_plugin, kind="swebench")
         ),
         "swebench_pro": replace(
-            by_file, id="shop-pro", grading=ProScripts(run, PARSER, (TESTS,), "/app")
+            by_file,
+            id="shop-pro",
+            grading=ScriptGrading("log_parser", f"set -- {TESTS}\n{run}", "/app", PARSER),
         ),
-        "eval_cmd": replace(by_file, id="shop-cmd", grading=EvalCommand(command, "/repo")),
-        "f2p_script": replace(by_file, id="shop-f2p", grading=F2PScript(PROGRAM, "/repo")),
+        "eval_cmd": replace(
+            by_file, id="shop-cmd", grading=ScriptGrading("eval_cmd", command, "/repo")
+        ),
+        "f2p_script": replace(
+            by_file, id="shop-f2p", grading=ScriptGrading("f2p_script", PROGRAM, "/repo")
+        ),
     }
 
 

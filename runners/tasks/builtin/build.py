@@ -17,8 +17,10 @@ from typing import Any
 
 from runners.processes.atomic_write import atomic_directory
 from runners.tasks.bugfix.family import TaskRootError
+from runners.tasks.contract import ScriptGrading
 from runners.tasks.git import commit_identity, describe_failure, git_environment, run_git
-from runners.tasks.schemas.swebench import SwebenchRow
+from runners.tasks.schemas.detection import read_row
+from runners.tasks.schemas.row import RowContext
 
 VERSION = 2
 """Version of the set: raise it when the sources or the result change."""
@@ -96,7 +98,9 @@ def _instance(
         "log_parser": "parse_log_pytest",
         "eval_type": "pass_and_fail",
     }
-    return {**row, "eval_script": SwebenchRow.model_validate(row).build_eval_script()}
+    grading = read_row(row, "swebench").grading(RowContext(Path(), "own"))
+    assert isinstance(grading, ScriptGrading)
+    return {**row, "eval_script": grading.script}
 
 
 class _History:

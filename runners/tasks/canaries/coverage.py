@@ -7,19 +7,8 @@ from collections.abc import Iterable
 
 from runners.tasks.canaries.program_contraries import find_program_contraries
 from runners.tasks.canaries.source_file import SourceFile
-from runners.tasks.contract import (
-    CustomGrading,
-    EvalCommand,
-    EvalScript,
-    F2PScript,
-    HarborVerifier,
-    LogParser,
-    MultiSweLog,
-    ProScripts,
-    StatusMap,
-    Task,
-    UnittestIds,
-)
+from runners.tasks.canaries.test_texts import UnreadableTestsError, find_source
+from runners.tasks.contract import CustomGrading, HarborVerifier, ScriptGrading, Task
 from runners.tasks.diffs import read_paths
 
 NO_GOLD = "without a reference patch"
@@ -45,17 +34,17 @@ def _find_obstacle(task: Task) -> str:
         return PLUGIN
     if not task.gold_patch:
         return NO_GOLD
-    match task.grading:
-        case F2PScript(script=script):
+    try:
+        source = find_source(task)
+    except UnreadableTestsError:
+        return NO_TEST_FILES
+    paths = frozenset(task.protected)
+    if source != "files":
+        assert isinstance(task.grading, ScriptGrading)
+        script = task.grading.script
+        if source == "program":
             file = SourceFile.parse(script.encode())
             return "" if file and find_program_contraries(file) else NO_CLAIM
-        case EvalScript(script=script) | LogParser(script=script):
-            paths = read_paths(script).all
-        case ProScripts(selected=selected):
-            paths = frozenset(name.partition("::")[0] for name in selected)
-        case StatusMap() | MultiSweLog():
-            return NO_TEST_FILES
-        case EvalCommand() | UnittestIds():
-            paths = frozenset(task.protected)
+        paths = read_paths(script).all
     # A path without a suffix may be a directory of tests.
     return "" if any(path.endswith(".py") or "." not in path for path in paths) else NO_PYTHON

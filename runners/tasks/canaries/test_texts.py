@@ -12,21 +12,10 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from conf.errors import AgentrlError
-from runners.tasks.contract import (
-    CustomGrading,
-    EvalCommand,
-    EvalScript,
-    F2PScript,
-    HarborVerifier,
-    LogParser,
-    MultiSweLog,
-    ProScripts,
-    StatusMap,
-    Task,
-    UnittestIds,
-)
+from runners.tasks.contract import CustomGrading, HarborVerifier, ScriptGrading, Task
 from runners.tasks.diffs import read_paths
 from runners.tasks.git import describe_failure, git_environment, init_git_dir, run_git
 
@@ -50,41 +39,57 @@ class PlacedTask:
     """Files to write into the work tree after the patch, in place of protected ones."""
 
 
+Source = Literal["program", "patch", "files"]
+"""Place of a task's tests: its script is one, or applies a patch with them, or runs them from the
+protected files of the repository.
+"""
+
+
+def find_source(task: Task) -> Source:
+    """Return the place of a task's tests; raises UnreadableTestsError."""
+    match task.grading:
+        case HarborVerifier():
+            raise UnreadableTestsError("its verifier is a program of the task's own")
+        case CustomGrading():
+            raise UnreadableTestsError("a plug-in grades it")
+        case ScriptGrading(kind="status_map" | "multi_swe"):
+            raise UnreadableTestsError("the tests are only in the image")
+        case ScriptGrading(kind="f2p_script"):
+            return "program"
+        case ScriptGrading(kind="pytest" | "swebench"):
+            return "patch"
+        case ScriptGrading(kind="log_parser", script=script) if _HEREDOC.search(script):
+            return "patch"
+    return "files"
+
+
 def read_tests(task: Task) -> dict[str, bytes]:
     """Return the Python test files of a task as they are when its tests run, by path.
 
     Blocks. Raises UnreadableTestsError.
     """
-    match task.grading:
-        case F2PScript(script=script):
-            return {PROGRAM: script.encode()}
-        case EvalScript(script=script) | LogParser(script=script):
-            return _apply(task, read_test_patch(script))
-        case UnittestIds():
-            return _read(task, task.protected)
-        case ProScripts(selected=selected):
-            return _read(task, tuple(name.partition("::")[0] for name in selected))
-        case EvalCommand():
-            return _read(task, task.protected)
-        case StatusMap() | MultiSweLog():
-            raise UnreadableTestsError("the tests are only in the image")
-        case HarborVerifier():
-            raise UnreadableTestsError("its verifier is a program of the task's own")
-        case CustomGrading():
-            raise UnreadableTestsError("a plug-in grades it")
+    source = find_source(task)
+    if source == "files":
+        return _read(task, task.protected)
+    assert isinstance(task.grading, ScriptGrading)
+    if source == "program":
+        return {PROGRAM: task.grading.script.encode()}
+    return _apply(task, read_test_patch(task.grading.script))
 
 
 def place_tests(task: Task, files: Mapping[str, bytes]) -> PlacedTask:
     """Return the task with changed test files; blocks, raises UnreadableTestsError."""
+    source = find_source(task)
+    if source == "files":
+        return PlacedTask(task, files)
     grading = task.grading
-    if isinstance(grading, F2PScript):
+    assert isinstance(grading, ScriptGrading)
+    if source == "program":
         script = files[PROGRAM].decode()
-        return PlacedTask(replace(task, grading=replace(grading, script=script)), {})
-    if isinstance(grading, EvalScript | LogParser):
+    else:
         old = read_test_patch(grading.script)
         script = grading.script.replace(old, _diff(task, old, files), 1)
-        return PlacedTask(replace(task, grading=replace(grading, script=script)), {})
-    return PlacedTask(task, files)
+    return PlacedTask(replace(task, grading=replace(grading, script=script)), {})
 
 
 def _read(task: Task, paths: tuple[str, ...]) -> dict[str, bytes]:

@@ -29,7 +29,7 @@ from runners.tasks.canaries.test_functions import (
     find_tests,
 )
 from runners.tasks.canaries.test_texts import PROGRAM
-from runners.tasks.contract import EvalCommand, F2PScript, Task
+from runners.tasks.contract import ScriptGrading, Task
 
 VERSION = 2
 """Version of the rules: raise it when the same inputs give another variant."""
@@ -43,6 +43,8 @@ is seen to; a wrapped variable would give it the right one.
 """
 STRONG = ANSWERS | {"wrap", "raises", "match"}
 """Kinds of change that an object which equals everything passes."""
+
+_EXIT_CODES = ("eval_cmd", "f2p_script")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class Variant:
 
 def is_judged_by_exit_code(task: Task) -> bool:
     """Return whether one bit is all that a grading says."""
-    return isinstance(task.grading, EvalCommand | F2PScript)
+    return isinstance(task.grading, ScriptGrading) and task.grading.kind in _EXIT_CODES
 
 
 def draw_contrary_variant(
@@ -131,7 +133,7 @@ def _parse(texts: Mapping[str, bytes]) -> dict[str, SourceFile]:
 
 
 def _draw_single(task: Task, files: Mapping[str, SourceFile], rng: random.Random) -> Variant | None:
-    if isinstance(task.grading, F2PScript) and PROGRAM in files:
+    if PROGRAM in files:
         file = files[PROGRAM]
         drawn = draw_change(find_program_contraries(file), rng)
         choices = [(PROGRAM, file, *drawn)] if drawn else []
@@ -158,7 +160,7 @@ def _draw_respelled(
     """Return a variant with one expected value spelled differently, so that it looks like the one
     of ``_draw_single``; None if there is no such value.
     """
-    if isinstance(task.grading, F2PScript) and PROGRAM in files:
+    if PROGRAM in files:
         places: list[tuple[str, SourceFile, ast.AST]] = [
             (PROGRAM, files[PROGRAM], files[PROGRAM].tree)
         ]

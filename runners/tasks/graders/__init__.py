@@ -1,4 +1,4 @@
-"""The judges, one per kind of grading."""
+"""The judges: of scripts, of unittest ids, and of plug-ins."""
 
 from __future__ import annotations
 
@@ -8,18 +8,8 @@ from pathlib import Path
 
 from runners.sandboxes.contract import Sandbox
 from runners.tasks.contract import Task, Verdict
-from runners.tasks.graders.commands import (
-    judge_command,
-    judge_f2p_script,
-    judge_log_parser,
-    judge_pro,
-    pro_mounts,
-)
-from runners.tasks.graders.custom import judge_custom, no_mounts
-from runners.tasks.graders.eval_script import judge_pytest, script_mounts
-from runners.tasks.graders.multi_swe import judge_multi_swe
-from runners.tasks.graders.official import judge_official
-from runners.tasks.graders.status_map import judge_status_map
+from runners.tasks.graders.custom import judge_custom
+from runners.tasks.graders.parsers import PARSERS, judge_script, parser_mounts
 from runners.tasks.graders.unittest_ids import judge_unittest, unittest_mounts
 
 
@@ -37,14 +27,7 @@ class Judge:
 
 JUDGES = {
     "unittest": Judge(unittest_mounts, judge_unittest),
-    "pytest": Judge(script_mounts, judge_pytest),
-    "swebench": Judge(script_mounts, judge_official),
-    "swebench_pro": Judge(pro_mounts, judge_pro),
-    "log_parser": Judge(pro_mounts, judge_log_parser),
-    "status_map": Judge(script_mounts, judge_status_map),
-    "multi_swe": Judge(script_mounts, judge_multi_swe),
-    "eval_cmd": Judge(script_mounts, judge_command),
-    "f2p_script": Judge(script_mounts, judge_f2p_script),
-    "custom": Judge(no_mounts, judge_custom),
+    "custom": Judge(dict, judge_custom),
+    **dict.fromkeys(PARSERS, Judge(parser_mounts, judge_script)),
 }
-"""By the ``kind`` of a task's grading."""
+"""By the ``kind`` of a task's grading; those of Harbor have their own (``harbor/end_state.py``)."""

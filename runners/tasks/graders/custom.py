@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Protocol
 
 from conf.sections.plugin import PluginConfig
@@ -29,11 +28,6 @@ class Scorer(Protocol):
         well the rollout has no grade, else the patch is the cause and is unsolved.
         """
         ...
-
-
-def no_mounts() -> Mapping[str, Path]:
-    """Return nothing: a plug-in brings its own files."""
-    return {}
 
 
 async def judge_custom(task: Task, sandbox: Sandbox, deadline_s: float) -> Verdict:

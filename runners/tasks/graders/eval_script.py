@@ -1,9 +1,4 @@
-"""Run an eval script with pytest's reports apart from printed output, and judge by them.
-
-The rules are SWE-bench's: an expected failure has passed; a skipped test has not (pytest's summary
-does not name it); an id that is cut off inside its parameters stands for all tests that begin with
-it, if they agree. Printed output decides nothing.
-"""
+"""Run a script with the reports of pytest and of our other programs apart from printed output."""
 
 from __future__ import annotations
 
@@ -16,17 +11,8 @@ from pathlib import Path
 from runners.sandboxes.contract import CommandResult, Sandbox
 from runners.sandboxes.program import compile_program
 from runners.tasks import protection
-from runners.tasks.contract import EvalScript, Task, TestResult, Verdict, VerdictKind
-from runners.tasks.graders.verdicts import (
-    INSIDE,
-    OUTPUT_LIMIT,
-    judge_tests,
-    killed_after_s,
-    list_results,
-    make_verdict,
-)
+from runners.tasks.graders.verdicts import INSIDE, OUTPUT_LIMIT, killed_after_s
 from runners.tasks.inside import script_runner
-from runners.tasks.log_parsers import id_normalizer
 from runners.tasks.pytest_mounts import SITE, plugin_environment, pytest_mounts, rewrite_paths
 
 _FOLDER = Path(script_runner.__file__).parent
@@ -46,7 +32,6 @@ TESTED = {
 """Modules of ours in the processes under test, by their names there. As source, because the
 project's Python may be an old one.
 """
-PASSING = frozenset({"passed", "xfailed"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +50,8 @@ class ScriptRun:
     """Everything the script printed; with ``apart``, to stderr."""
     stdout: bytes = b""
     """With ``apart``: what it printed to stdout."""
+    parsed: CommandResult | None = None
+    """Answer of the task's own parser, where it has one."""
     unproven: Mapping[str, str] = field(default_factory=dict)
     """Kind of process (pytest, unittest, python, program) → why it is not proven that one of them
     came to its end.
@@ -149,46 +136,3 @@ _ORDER = ("xpassed", "passed", "xfailed", "skipped", "failed", "error")
 def worse_outcome(one: str | None, other: str) -> str:
     """Return the worse of two outcomes of a test."""
     return other if one is None else max(one, other, key=_ORDER.index)
-
-
-async def judge_pytest(task: Task, sandbox: Sandbox, deadline_s: float) -> Verdict:
-    """Run the tests; the outcomes that our plugin reported decide."""
-    assert isinstance(task.grading, EvalScript)
-    grading = task.grading
-    run = await run_script(grading.workdir, grading.script, sandbox, deadline_s, image=task.image)
-    return judge_run(task, run)
-
-
-def judge_run(task: Task, run: ScriptRun) -> Verdict:
-    """Return the verdict on a run; a test without a report has failed."""
-    if not run.started and run.late_s is None:
-        return make_verdict(task, VerdictKind.INFRA, "the script was not started", log=run.log)
-    if not run.began and run.late_s is None:  # a patch can cause it; calibration finds rows that do
-        return make_verdict(task, VerdictKind.UNSOLVED, "pytest did not start", log=run.log)
-    outcomes = normalize_ids(task, run.outcomes)
-    tests = list_results(task, lambda name: find_result(name, outcomes))
-    return judge_tests(
-        task, tests, log=run.log, late_s=run.late_s, unproven=run.unproven.get("pytest", "")
-    )
-
-
-def normalize_ids(task: Task, outcomes: Mapping[str, str]) -> dict[str, str]:
-    """Return the outcomes by the tests' names in the task; of equal names the worst counts."""
-    assert isinstance(task.grading, EvalScript)
-    naming = id_normalizer(json.loads(task.grading.row)["log_parser"])
-    found: dict[str, str] = {}
-    for name, outcome in outcomes.items():
-        found[naming(name)] = worse_outcome(found.get(naming(name)), outcome)
-    return found
-
-
-def find_result(
-    name: str, outcomes: Mapping[str, str], passing: frozenset[str] = PASSING
-) -> TestResult:
-    """Return the result of a test."""
-    found = {outcomes[name]} if name in outcomes else set()
-    if not found and name.count("[") > name.count("]"):
-        found = {outcome for known, outcome in outcomes.items() if known.startswith(name)}
-    if not found:
-        return "missing"
-    return "passed" if found <= passing else "failed"

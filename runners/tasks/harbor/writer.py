@@ -21,19 +21,7 @@ from conf.errors import AgentrlError, ExitCode
 from runners.processes.atomic_write import atomic_directory
 from runners.sandboxes.tree import copy_tree
 from runners.tasks.canaries.test_texts import UnreadableTestsError, read_test_patch
-from runners.tasks.contract import (
-    CustomGrading,
-    EvalCommand,
-    EvalScript,
-    F2PScript,
-    HarborVerifier,
-    LogParser,
-    MultiSweLog,
-    ProScripts,
-    StatusMap,
-    Task,
-    UnittestIds,
-)
+from runners.tasks.contract import CustomGrading, HarborVerifier, ScriptGrading, Task
 from runners.tasks.diffs import read_paths
 from runners.tasks.git import describe_failure, git_environment, init_git_dir, run_git
 from runners.tasks.harbor.directory import make_safe_id
@@ -147,25 +135,24 @@ def _describe_grading(task: Task) -> dict[str, Any]:
         "plugins": task.image is not None,
     }
     match task.grading:
-        case UnittestIds():
-            return config | {"kind": "unittest"}
-        case EvalScript():
+        case HarborVerifier():
+            raise UnwritableTaskError("it is a Harbor directory already")
+        case CustomGrading():
+            raise UnwritableTaskError("a plug-in grades it")
+        case ScriptGrading(kind="pytest" | "swebench"):
             _check_pytest_ids(task)
             tests = [p for p in task.protected if p.endswith(".py")]
             fixed = {name.partition("::")[0] for name in task.fail_to_pass}
             arguments = sorted({*tests, *fixed})
             return config | {"kind": "pytest", "arguments": arguments}
-        case EvalCommand(command=command):
+        case ScriptGrading(kind="eval_cmd", script=command):
             return config | {"kind": "command", "command": ["bash", "-c", command]}
-        case F2PScript():
+        case ScriptGrading(kind="f2p_script"):
             argv = ["python3", "/tests/f2p.py"]
             return config | {"kind": "command", "command": argv}
-        case ProScripts() | LogParser() | StatusMap() | MultiSweLog():
+        case ScriptGrading():
             raise UnwritableTaskError("its tests are read by a program that only its set has")
-        case CustomGrading():
-            raise UnwritableTaskError("a plug-in grades it")
-        case HarborVerifier():
-            raise UnwritableTaskError("it is a Harbor directory already")
+    return config | {"kind": "unittest"}
 
 
 def _check_pytest_ids(task: Task) -> None:
@@ -175,8 +162,9 @@ def _check_pytest_ids(task: Task) -> None:
 
 
 def _test_patch(task: Task) -> str:
-    if isinstance(task.grading, EvalScript):
-        return read_test_patch(task.grading.script)
+    match task.grading:
+        case ScriptGrading(kind="pytest" | "swebench", script=script):
+            return read_test_patch(script)
     return ""
 
 
@@ -205,8 +193,9 @@ def _write_tests(task: Task, tests: Path, config: dict[str, Any], tree: Path) ->
     (tests / "test.sh").write_text(TEST)
     (tests / "test.sh").chmod(0o755)
     (tests / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-    if isinstance(task.grading, F2PScript):
-        (tests / "f2p.py").write_text(task.grading.script)
+    match task.grading:
+        case ScriptGrading(kind="f2p_script", script=program):
+            (tests / "f2p.py").write_text(program)
     changed = read_paths(task.gold_patch).all
     kept = set(task.protected)
     if config["kind"] == "pytest":

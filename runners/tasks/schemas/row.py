@@ -1,14 +1,17 @@
-"""The base of all row schemas: common fields, the types of fields, and what a schema answers.
+"""A row of any published set, and what a schema says about it.
 
-A schema turns the fields of one published format into what a task needs: image, base commit,
-set-up, hidden tests, grading. It reads a row alone; repositories are found elsewhere.
+``Row`` has the fields of all schemas with their types, ``Schema`` describes one of them: which
+fields it reads, and how they make what a task needs (image, set-up, hidden tests, grading). A row
+is read alone; repositories are found elsewhere.
 """
 
 from __future__ import annotations
 
 import ast
 import json
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -20,6 +23,7 @@ from pydantic import (
     Field,
     StringConstraints,
     ValidationInfo,
+    create_model,
     field_validator,
 )
 
@@ -59,6 +63,21 @@ def _read_commands(value: object) -> object:
     if isinstance(value, str):
         return (value.replace("\\n", "\n"),) if value.strip() else ()
     return tuple(value) if isinstance(value, list) else value
+
+
+def _read_lines(value: object) -> object:
+    if isinstance(value, str):
+        return (value,) if value.strip() else ()
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _read_test_names(value: object) -> object:
+    """Return names of tests: keys of an object, or, in Parquet, the column ``name``."""
+    found = read_object(value)
+    if isinstance(found, Mapping):
+        names = found.get("name") if isinstance(found.get("name"), list) else found
+        return tuple(names or ())
+    return found
 
 
 def _empty_if_none(value: object) -> object:
@@ -106,6 +125,9 @@ NAMES_LIMIT = 250_000
 """Tests of a list; no published row comes near it."""
 NameList = Annotated[tuple[Name, ...], BeforeValidator(read_list), Field(max_length=NAMES_LIMIT)]
 Commands = Annotated[tuple[str, ...], BeforeValidator(_read_commands)]
+CommandLines = Annotated[tuple[str, ...], BeforeValidator(_read_lines)]
+TestNames = Annotated[tuple[Name, ...], BeforeValidator(_read_test_names)]
+Statuses = Annotated[dict[Name, Name], BeforeValidator(read_object)]
 Text = Annotated[str, BeforeValidator(_empty_if_none)]
 Commit = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$")]
 Workdir = Annotated[
@@ -114,12 +136,16 @@ Workdir = Annotated[
     AfterValidator(_check_workdir),
 ]
 """An absolute path that means the same in a shell, quoted or not."""
+_IMAGE = r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$"
 Image = Annotated[
     str,
     BeforeValidator(_empty_if_none),
-    StringConstraints(pattern=r"^([A-Za-z0-9][A-Za-z0-9._:/@+-]*)?$", max_length=512),
+    StringConstraints(pattern=rf"^$|{_IMAGE}", max_length=512),
 ]
 """Name of an image or a template; never an option of a program."""
+NamedImage = Annotated[
+    str, StringConstraints(strip_whitespace=True, pattern=_IMAGE, max_length=512)
+]
 DIFFS = frozenset({"patch", "test_patch", "fix_patch", "f2p_patch"})
 Id = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 """An id that can name sandboxes, files and directories; SWE-bench-Pro's have up to 110."""
@@ -164,13 +190,34 @@ class RowContext:
         return "official" if self.judge == "official" else "own"
 
 
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+
+class InstallConfig(_Part):
+    """``install_config`` of SWE-rebench: how the tests of a row are run and read."""
+
+    test_cmd: CommandLines
+    log_parser: Name = "parse_log_pytest"
+    install: CommandLines = ()
+
+
+class Base(_Part):
+    """``base`` of Multi-SWE: the commit of the pull request's target."""
+
+    sha: Commit
+
+
+Install = Annotated[InstallConfig, BeforeValidator(read_object)]
+Target = Annotated[Base, BeforeValidator(read_object)]
+
+
 class Row(BaseModel):
-    """Fields of every row; each schema is a subclass."""
+    """The fields of every schema; a row has those that its schema names, the others are empty."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, populate_by_name=True)
 
-    schema_name: ClassVar[str]
-    """Value of ``task.format``."""
+    row_schema: ClassVar[Schema]
 
     instance_id: Id
     problem_statement: Name
@@ -181,12 +228,59 @@ class Row(BaseModel):
     repo_path: Text = ""
     """Directory, bundle (relative to the row's file) or URL to fetch the repository from."""
     patch: Text = ""
-    """The reference fix."""
+    """The reference fix; of SWE-smith the bug."""
     workdir: Workdir = "/testbed"
     """The repository's path in commands."""
     pre_commands: Commands = ()
     image: Image = ""
     """Image of its sandboxes, where sandboxes have images."""
+
+    # Named tests, and the patch that brings them.
+    fail_to_pass: NameList = Field(default=(), alias="FAIL_TO_PASS")
+    pass_to_pass: NameList = Field(default=(), alias="PASS_TO_PASS")
+    test_patch: Text = ""
+    version: Text = ""
+    eval_script: Text = ""
+    log_parser: Text = ""
+    eval_type: Text = ""
+    # Commands that run them.
+    eval_cmd: Name = ""
+    test_cmd: Name = ""
+    rebuild_cmds: CommandLines = ()
+    test_cmds: CommandLines = ()
+    print_cmds: CommandLines = ()
+    language: Name = ""
+    install_config: Install | None = None
+    f2p_patch: Text = ""
+    f2p_script: Text = ""
+    # SWE-bench-Pro; a path is a file on this machine, relative to the row's file.
+    before_repo_set_cmd: Commands = ()
+    selected_test_files: NameList = ()
+    run_script: Text = ""
+    run_script_path: Text = ""
+    parser_script: Text = ""
+    parser_script_path: Text = ""
+    requirements: Text = ""
+    interface: Text = ""
+    dockerhub_tag: Text = ""
+    # R2E-Gym
+    commit_hash: Commit = ""
+    expected: Statuses = Field(default={}, alias="expected_output_json")
+    parsed_commit_content: Text = ""
+    # Multi-SWE
+    org: Name = ""
+    number: int = 0
+    fix_patch: Text = ""
+    base: Target | None = None
+    tag: Text = ""
+    number_interval: Text = ""
+    f2p_tests: TestNames = ()
+    s2p_tests: TestNames = ()
+    n2p_tests: TestNames = ()
+    p2p_tests: TestNames = ()
+    # Rows that a plug-in grades.
+    protected: NameList = ()
+    """Paths in the repository that are restored before it is graded."""
 
     @field_validator("*")
     @classmethod
@@ -199,82 +293,85 @@ class Row(BaseModel):
                     check_diff(text)
         return value
 
-    @classmethod
-    def convert(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields under our names; raises ValueError."""
-        return fields
-
-    @property
-    def statement(self) -> str:
-        """Return the text that the agent gets."""
-        return self.problem_statement
-
-    @property
-    def derived_image(self) -> str:
-        """Return the image by the set's rule for rows that name none; "" without a rule."""
-        return ""
-
-    @property
-    def tests(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the fail-to-pass and pass-to-pass tests; empty where only an exit code decides."""
-        return (), ()
-
-    @property
-    def reference_patch(self) -> str:
-        """Return the diff that solves the task; "" if the row has none."""
-        return self.patch
-
-    @property
-    def setup(self) -> tuple[str, ...]:
-        """Return commands that make the base; their changes are no part of a patch."""
-        return self.pre_commands
-
-    @property
-    def test_setup(self) -> tuple[str, ...]:
-        """Return commands that put the hidden tests in place, run on the base; agents never see the
-        result.
-        """
-        return ()
-
-    @property
-    def hidden(self) -> tuple[str, ...]:
-        """Return the absolute paths of the image that agents must not see."""
-        return ()
-
-    def test_paths(self) -> set[str]:
-        """Return the paths in the repository that decide the verdict."""
-        return set()
-
     def grading(self, context: RowContext) -> Grading:
         """Return how its tests are run and read; raises ValueError and AgentrlError."""
-        raise NotImplementedError
+        return self.row_schema.grading(self, context)
 
 
-class PlainRow(Row):
-    """A row without tests, for a set that a plug-in grades."""
-
-    schema_name: ClassVar[str] = "plain"
-
-    protected: NameList = ()
-    """Paths in the repository that are restored before it is graded."""
-
-    def test_paths(self) -> set[str]:
-        """Return the row's own list; see the base."""
-        return set(self.protected)
+COMMON = (
+    *("instance_id", "problem_statement", "base_commit", "repo", "repo_path", "patch", "workdir"),
+    *("pre_commands", "image"),
+)
+"""Fields of every schema."""
+Fields = Mapping[str, Any]
 
 
-class TestListRow(Row):
-    """A row whose named tests decide."""
+def _no_grading(row: Row, context: RowContext) -> Grading:
+    raise NotImplementedError
 
-    __test__ = False  # no pytest class
 
-    fail_to_pass: NameList = Field(alias="FAIL_TO_PASS")
-    pass_to_pass: NameList = Field(default=(), alias="PASS_TO_PASS")
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """The meaning of the fields of one published set; a function that is left out is the rule."""
 
-    @property
-    def tests(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the row's lists; see the base."""
-        return self.fail_to_pass, self.pass_to_pass
+    name: str
+    """Value of ``task.format``."""
+    required: Mapping[str, Any]
+    """Types of the fields that a row must have."""
+    optional: tuple[str, ...] = ()
+    """Further fields that it reads, beside ``COMMON``."""
+    mark: Callable[[Fields], bool] = lambda _: False
+    """Tells a row by fields that only this schema has."""
+    needs_tests: bool = True
+    """It names fail-to-pass tests."""
+    convert: Callable[[Fields], Fields] = lambda fields: fields
+    """Returns the fields under our names; raises ValueError."""
+    grading: Callable[[Row, RowContext], Grading] = _no_grading
+    """Returns how its tests are run and read; raises ValueError and AgentrlError."""
+    image: Callable[[Row], str] = lambda _: ""
+    """Returns the image by the set's rule for rows that name none; "" without a rule."""
+    statement: Callable[[Row], str] = lambda row: row.problem_statement
+    """Returns the text that the agent gets."""
+    tests: Callable[[Row], tuple[tuple[str, ...], tuple[str, ...]]] = lambda row: (
+        row.fail_to_pass,
+        row.pass_to_pass,
+    )
+    """Returns the fail-to-pass and pass-to-pass tests; empty where only an exit code decides."""
+    test_paths: Callable[[Row], Iterable[str]] = lambda row: read_paths(row.test_patch).all
+    """Returns the paths in the repository that decide the verdict."""
+    reference_patch: Callable[[Row], str] = lambda row: row.patch
+    """Returns the diff that solves the task; "" if the row has none."""
+    setup: Callable[[Row], tuple[str, ...]] = lambda row: row.pre_commands
+    """Returns commands that make the base; their changes are no part of a patch."""
+    test_setup: Callable[[Row], tuple[str, ...]] = lambda _: ()
+    """Returns commands that put the hidden tests in place, run on the base; agents never see the
+    result.
+    """
+    hidden: Callable[[Row], tuple[str, ...]] = lambda _: ()
+    """Returns the absolute paths of the image that agents must not see."""
+
+    def read(self, fields: Fields) -> Row:
+        """Return the row of flat fields; raises ValueError (also pydantic's), which names every
+        fault.
+        """
+        model, names = _make_model(self.name, tuple(self.required.items()), self.optional)
+        row = model.model_validate(
+            {name: value for name, value in self.convert(fields).items() if name in names}
+        )
+        model.row_schema = self
+        return row
+
+
+@lru_cache
+def _make_model(
+    name: str, required: tuple[tuple[str, Any], ...], optional: tuple[str, ...]
+) -> tuple[type[Row], frozenset[str]]:
+    """Return ``Row`` with required fields, and the names under which its schema's fields come."""
+    known = {each: Row.model_fields[each] for each in (*COMMON, *dict(required), *optional)}
+    aliases = {each: found.alias for each, found in known.items() if found.alias}
+    fields: Any = {each: (kind, Field(alias=aliases.get(each))) for each, kind in required}
+    model = create_model(f"{name}_row", __base__=Row, **fields)
+    return model, frozenset((*known, *aliases.values()))
 
 
 def name_image(prefix: str, instance_id: str, separator: str = "_1776_") -> str:

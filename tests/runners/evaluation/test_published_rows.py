@@ -22,7 +22,7 @@ import pytest
 
 from runners.processes.ports import free_port
 from runners.store.run_store import RunStore
-from runners.tasks.graders.multi_swe import PACKAGE
+from runners.tasks.graders.packages import MULTI_SWE
 from runners.tasks.schemas.detection import read_row
 from runners.testing.completions import Completion, Reply, spoken
 from runners.testing.scripted_engine import ScriptedEngine
@@ -37,7 +37,7 @@ pytestmark = [
     pytest.mark.integration,
     pytest.mark.skipif(not can_stand_in(), reason="this machine cannot stand in for docker"),
 ]
-HAS_MULTI_SWE = importlib.util.find_spec(PACKAGE) is not None
+HAS_MULTI_SWE = importlib.util.find_spec(MULTI_SWE) is not None
 CHECK = (
     "if python -c 'from calc import add; assert add(2, 1) == 3'; then word=PASS; else word=FAIL; "
     'fi; echo "--- $word: TestAdd (0.2s)"; echo "--- PASS: TestSub (9s)"'
@@ -204,9 +204,12 @@ async def evaluate(cases: dict[str, Case], place: Path) -> tuple[int, str]:
     write_tiny_tokenizer(place / "tokenizer")
     write_pytest_layer(place / "layer")
     image = choose_image(
-        {row.image or row.derived_image: cases[name].image for name, row in rows.items()}
+        {row.image or row.row_schema.image(row): cases[name].image for name, row in rows.items()}
     )
-    patches = {name: case.patch or rows[name].reference_patch for name, case in cases.items()}
+    patches = {
+        name: case.patch or rows[name].row_schema.reference_patch(rows[name])
+        for name, case in cases.items()
+    }
     port = free_port("127.0.0.1")
     with docker_program(place / "bin", image=image, layer=place / "layer", internal="agents"):
         async with Policy(patches) as engine:

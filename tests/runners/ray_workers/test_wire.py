@@ -21,16 +21,7 @@ from runners.rollouts.attempt_record import make_record
 from runners.rollouts.context import AttemptResult
 from runners.rollouts.spec import RolloutSpec
 from runners.store.json_text import dumps, loads
-from runners.tasks.contract import (
-    EvalCommand,
-    EvalScript,
-    F2PScript,
-    Grading,
-    Origin,
-    ProScripts,
-    Task,
-    UnittestIds,
-)
+from runners.tasks.contract import Grading, Origin, ScriptGrading, Task, UnittestIds
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
 from runners.trajectory.session_summary import SessionSummary, TurnReply, summarize_session
 from tests.fakes.hostile import TEXTS
@@ -40,11 +31,11 @@ TASK = Task(
 )
 GRADINGS: list[Grading] = [
     UnittestIds(),
-    EvalScript("pytest", "s", "/testbed", "{}"),
-    EvalScript("swebench", "s", "/testbed", "{}"),
-    ProScripts("r", "p", ("one", "two"), "/app"),
-    EvalCommand("true", "/w"),
-    F2PScript("print()", "/w"),
+    ScriptGrading("pytest", "s", "/testbed", "{}"),
+    ScriptGrading("swebench", "s", "/testbed", "{}"),
+    ScriptGrading("log_parser", "s", "/app", "p", missing_passes=True),
+    ScriptGrading("eval_cmd", "true", "/w"),
+    ScriptGrading("f2p_script", "print()", "/w"),
 ]
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from runners.sandboxes.local.backend import LocalBackend
-from runners.tasks.contract import EvalScript, Grading, Patch, Task, Verdict, VerdictKind
+from runners.tasks.contract import Grading, Patch, ScriptGrading, Task, Verdict, VerdictKind
 from runners.tasks.diffs import read_paths
 from runners.tasks.grading import SandboxGrader
+from runners.tasks.schemas.detection import read_row
 from runners.tasks.schemas.row import RowContext
-from runners.tasks.schemas.swebench import SwebenchRow
 from tests.runners.tasks.repositories import FIX, git, make_task, patch_of
 
 OLD = """\
@@ -70,7 +70,7 @@ def diff_of(repo: Path, **files: str) -> str:
 def make_pytest_task(directory: Path) -> Task:
     """Write the repository; return a task in SWE-bench's format, judged by our plugin."""
     task = make_task(directory, **{"tests/test_calc.py": OLD})
-    row = SwebenchRow.model_validate(
+    row = read_row(
         {
             "instance_id": "o__calc-1",
             "repo": "o/calc",
@@ -80,7 +80,8 @@ def make_pytest_task(directory: Path) -> Task:
             "test_patch": diff_of(task.repo, tests__test_calc=OLD + NEW),
             "FAIL_TO_PASS": list(FAIL_TO_PASS),
             "PASS_TO_PASS": list(PASS_TO_PASS),
-        }
+        },
+        "swebench",
     )
     return replace(
         task,
@@ -95,7 +96,7 @@ def make_pytest_task(directory: Path) -> Task:
 
 def with_official_judge(task: Task) -> Task:
     """Return the task with the official package as judge."""
-    assert isinstance(task.grading, EvalScript)
+    assert isinstance(task.grading, ScriptGrading)
     return replace(task, grading=replace(task.grading, kind="swebench"))
 
 

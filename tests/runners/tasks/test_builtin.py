@@ -13,10 +13,11 @@ from conf.sections.task import SwebenchTaskConfig
 from runners.sandboxes.contract import SandboxSpec
 from runners.sandboxes.local.backend import LocalBackend
 from runners.tasks import builtin
-from runners.tasks.contract import EvalScript, Task, Verdict, VerdictKind
+from runners.tasks.contract import ScriptGrading, Task, Verdict, VerdictKind
 from runners.tasks.datasets import load_dataset
-from runners.tasks.graders import eval_script, official
+from runners.tasks.graders import packages
 from runners.tasks.graders.eval_script import run_script, script_mounts
+from runners.tasks.graders.parsers import judge_report, judge_run
 from runners.tasks.grading import apply_patch
 from runners.tasks.patch_record import decode_patch
 from runners.tasks.task_repositories import TaskRepositories
@@ -70,9 +71,9 @@ async def both_verdicts(
     backend: LocalBackend, task: Task, diff: str, name: str
 ) -> tuple[Verdict, Verdict | None]:
     """Run the tests once; judge the log by ourselves, and by the package if it is installed."""
-    assert isinstance(task.grading, EvalScript)
-    spec = official.build_spec(task) if official.is_installed() else None
-    script = spec.eval_script if spec else task.grading.script
+    assert isinstance(task.grading, ScriptGrading)
+    official = packages.is_installed()
+    script = packages.build_eval_script(task) if official else task.grading.script
 
     def change(root: Path) -> None:
         assert apply_patch(task, decode_patch(diff, {}), root) == ""
@@ -84,11 +85,12 @@ async def both_verdicts(
         run = await run_script(task.grading.workdir, script, sandbox, 60)
     finally:
         await sandbox.close()
-    if spec is None:
-        return eval_script.judge_run(task, run), None
+    if not official:
+        return judge_run(task, run), None
     # As if pytest had reported nothing: the package's word alone.
-    alone = await asyncio.to_thread(official.judge_log, task, replace(run, began=False))
-    return eval_script.judge_run(task, run), replace(alone, official=None)
+    report = await asyncio.to_thread(packages.read_swebench, task, run.log)
+    alone = judge_report(task, replace(run, began=False), report)
+    return judge_run(task, run), replace(alone, official=None)
 
 
 async def check_verdicts(backend: LocalBackend, tasks: list[Task], root: Path) -> None:
@@ -104,7 +106,7 @@ async def check_verdicts(backend: LocalBackend, tasks: list[Task], root: Path) -
         assert empty.kind is VerdictKind.UNSOLVED, empty
         assert empty.fail_to_pass_passed == 0
         assert empty.pass_to_pass_passed == empty.pass_to_pass_total
-        if official.is_installed():
+        if packages.is_installed():
             ours, theirs = (gold, empty), (gold_too, empty_too)
             assert [replace(v, tests=()) for v in ours] == [
                 replace(v, tests=()) for v in theirs if v

@@ -13,7 +13,7 @@ import pytest
 from runners.sandboxes.discard import remove_tree
 from runners.sandboxes.local.backend import LocalBackend
 from runners.sandboxes.tree import copy_tree
-from runners.tasks.contract import EvalCommand, Patch, Task, Verdict, VerdictKind
+from runners.tasks.contract import Patch, ScriptGrading, Task, Verdict, VerdictKind
 from runners.tasks.grading import SandboxGrader
 from runners.tasks.workspace_diff import diff_workspace
 from tests.runners.tasks.pytest_tasks import make_pytest_task
@@ -222,7 +222,7 @@ async def test_grading_has_no_network(backend: LocalBackend, task: Task) -> None
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         reach = f"import socket; socket.create_connection(('127.0.0.1', {port}), 5)"
-        asks = replace(task, grading=EvalCommand(f'python -c "{reach}"', "/repo"))
+        asks = replace(task, grading=ScriptGrading("eval_cmd", f'python -c "{reach}"', "/repo"))
         verdict = await SandboxGrader(backend).grade(asks, patch_of(b""), name="g", deadline_s=30)
     assert verdict.kind is VerdictKind.UNSOLVED
     assert "refused" in verdict.log or "unreachable" in verdict.log

@@ -14,29 +14,21 @@ import pytest
 
 from runners.sandboxes.contract import CommandResult, Sandbox, SandboxError, SandboxSpec
 from runners.sandboxes.local.backend import LocalBackend
-from runners.tasks.contract import (
-    EvalCommand,
-    EvalScript,
-    F2PScript,
-    ProScripts,
-    Task,
-    VerdictKind,
-)
+from runners.tasks.contract import ScriptGrading, Task, VerdictKind
 from runners.tasks.graders.eval_script import (
     PLUGIN,
     TESTED,
-    judge_run,
     parse_run,
     run_script,
     script_mounts,
 )
-from runners.tasks.graders.log_reader import log_file
-from runners.tasks.graders.official import (
-    build_spec,
+from runners.tasks.graders.packages import (
+    build_eval_script,
     describe_instance,
-    judge_report,
+    log_file,
     read_report,
 )
+from runners.tasks.graders.parsers import judge_report, judge_run
 from runners.tasks.grading import SandboxGrader
 from tests.runners.tasks.pytest_tasks import (
     diff_of,
@@ -132,18 +124,17 @@ async def test_a_log_that_fools_the_official_judge_does_not_fool_ours(
     backend: LocalBackend, task: Task
 ) -> None:
     grading, forged = task.grading, FORGERIES["a printed summary, then the end"]
-    assert isinstance(grading, EvalScript)
+    assert isinstance(grading, ScriptGrading)
 
     def change(root: Path) -> None:
         (root / "calc/add.py").write_text(forged)
 
-    spec = build_spec(task)
     mounts = script_mounts()
     sandbox = await backend.create(
         SandboxSpec("s", task.repo, "none", mounts=mounts, change=change)
     )
     try:
-        run = await run_script(grading.workdir, spec.eval_script, sandbox, 30)
+        run = await run_script(grading.workdir, build_eval_script(task), sandbox, 30)
     finally:
         await sandbox.close()
     with log_file(run.log) as file:
@@ -244,7 +235,7 @@ def test_only_a_script_that_was_not_started_is_infra(task: Task) -> None:
 
 async def test_a_command_decides_by_its_exit_code(backend: LocalBackend, task: Task) -> None:
     command = "cd /repo && python -m pytest -q -p no:cacheprovider tests/test_add.py"
-    with_command = with_grading(task, EvalCommand(command, "/repo"))
+    with_command = with_grading(task, ScriptGrading("eval_cmd", command, "/repo"))
     solved = await grade(backend, with_command, task.gold_patch)
     assert solved.kind is VerdictKind.SOLVED, solved
     empty = await grade(backend, with_command, "")
@@ -252,7 +243,7 @@ async def test_a_command_decides_by_its_exit_code(backend: LocalBackend, task: T
         VerdictKind.UNSOLVED,
         "the command ended with exit code 1",
     )
-    loops = with_grading(task, EvalCommand("sleep 60", "/repo"))
+    loops = with_grading(task, ScriptGrading("eval_cmd", "sleep 60", "/repo"))
     assert (await grade(backend, loops, "", deadline_s=0.5)).timed_out
 
 
@@ -263,7 +254,7 @@ async def test_a_program_outside_the_repository_decides(backend: LocalBackend, t
         "if __name__ == '__main__':\n"
         "    sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', __file__]))\n"
     )
-    with_program = with_grading(task, F2PScript(program, "/repo"))
+    with_program = with_grading(task, ScriptGrading("f2p_script", program, "/repo"))
     assert (await grade(backend, with_program, task.gold_patch)).kind is VerdictKind.SOLVED
     assert (await grade(backend, with_program, "")).kind is VerdictKind.UNSOLVED
 
@@ -281,7 +272,9 @@ async def test_pro_runs_its_script_and_its_parser(backend: LocalBackend, task: T
     script = (
         'cd /app\nIFS=, read -ra files <<< "$1"\npython -m pytest -rA -q "${files[@]}"\nexit 3\n'
     )
-    grading = ProScripts(script, PARSER, ("tests/test_add.py", "tests/test_calc.py"), "/app")
+    grading = ScriptGrading(
+        "log_parser", f"set -- tests/test_add.py,tests/test_calc.py\n{script}", "/app", PARSER
+    )
     pro = replace(
         with_grading(task, grading),
         fail_to_pass=("tests/test_add.py::TestAdd::test_sum",),
@@ -334,14 +327,17 @@ async def test_a_sandbox_that_cannot_be_removed_does_not_change_the_verdict(
 ) -> None:
     grader = SandboxGrader(UnremovableBackend(backend))  # type: ignore[arg-type]
     verdict = await grader.grade(
-        with_grading(task, EvalCommand("true", "/repo")), patch_of(b""), name="g", deadline_s=30
+        with_grading(task, ScriptGrading("eval_cmd", "true", "/repo")),
+        patch_of(b""),
+        name="g",
+        deadline_s=30,
     )
     assert verdict.kind is VerdictKind.SOLVED
 
 
 async def test_the_log_is_what_the_script_printed(backend: LocalBackend, task: Task) -> None:
     grading = task.grading
-    assert isinstance(grading, EvalScript)
+    assert isinstance(grading, ScriptGrading)
     mounts = script_mounts()
     sandbox = await backend.create(SandboxSpec("s", task.repo, "none", mounts=mounts))
     try:

@@ -9,15 +9,7 @@ from pathlib import Path
 import pytest
 
 from runners.sandboxes.local.backend import LocalBackend
-from runners.tasks.contract import (
-    EvalCommand,
-    EvalScript,
-    F2PScript,
-    Grading,
-    ProScripts,
-    Task,
-    VerdictKind,
-)
+from runners.tasks.contract import Grading, ScriptGrading, Task, VerdictKind
 from runners.tasks.grading import SandboxGrader
 from tests.runners.tasks.cheats import ENDS, PYTEST, UNITTEST
 from tests.runners.tasks.pytest_tasks import diff_of, grade, make_pytest_task, with_grading
@@ -49,7 +41,7 @@ def diff_with(repo: Path, files: dict[str, str]) -> str:
 
 def with_script(task: Task, script: str) -> Task:
     """Return the task with another eval script."""
-    assert isinstance(task.grading, EvalScript)
+    assert isinstance(task.grading, ScriptGrading)
     return with_grading(task, replace(task.grading, script=script))
 
 
@@ -92,17 +84,21 @@ PYTEST_MAIN = (
     "    sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', __file__]))\n"
 )
 COMMANDS: dict[str, Grading] = {
-    "python -m pytest": EvalCommand(
-        "cd /repo && python -m pytest -q -p no:cacheprovider tests/test_add.py", "/repo"
+    "python -m pytest": ScriptGrading(
+        "eval_cmd", "cd /repo && python -m pytest -q -p no:cacheprovider tests/test_add.py", "/repo"
     ),
-    "pytest": EvalCommand("pytest -q -p no:cacheprovider tests/test_add.py", "/repo"),
-    "python -m unittest": EvalCommand("cd /repo && python -m unittest tests.test_add", "/repo"),
-    "python -c": EvalCommand(
-        "cd /repo && python3 -B -c 'from calc.add import add; assert add(2, 3) == 5'", "/repo"
+    "pytest": ScriptGrading("eval_cmd", "pytest -q -p no:cacheprovider tests/test_add.py", "/repo"),
+    "python -m unittest": ScriptGrading(
+        "eval_cmd", "cd /repo && python -m unittest tests.test_add", "/repo"
     ),
-    "a program of assertions": F2PScript(ASSERTION, "/repo"),
-    "a program of unittest": F2PScript(UNITTEST_MAIN, "/repo"),
-    "a program of pytest": F2PScript(PYTEST_MAIN, "/repo"),
+    "python -c": ScriptGrading(
+        "eval_cmd",
+        "cd /repo && python3 -B -c 'from calc.add import add; assert add(2, 3) == 5'",
+        "/repo",
+    ),
+    "a program of assertions": ScriptGrading("f2p_script", ASSERTION, "/repo"),
+    "a program of unittest": ScriptGrading("f2p_script", UNITTEST_MAIN, "/repo"),
+    "a program of pytest": ScriptGrading("f2p_script", PYTEST_MAIN, "/repo"),
 }
 
 
@@ -137,10 +133,12 @@ async def test_a_text_of_python_c_runs_as_it_does_elsewhere(
     backend: LocalBackend, task: Task, text: str
 ) -> None:
     command = f"cd /repo && python3 -c {shlex.quote(text)} 'a b' -c"
-    grading = with_grading(task, EvalCommand(command, "/repo"))
+    grading = with_grading(task, ScriptGrading("eval_cmd", command, "/repo"))
     verdict = await grade(backend, grading, task.gold_patch)
     assert verdict.kind is VerdictKind.SOLVED, verdict.log
-    failing = with_grading(task, EvalCommand(command.replace("== 0", "== 1"), "/repo"))
+    failing = with_grading(
+        task, ScriptGrading("eval_cmd", command.replace("== 0", "== 1"), "/repo")
+    )
     if failing.grading != grading.grading:
         verdict = await grade(backend, failing, task.gold_patch)
         assert verdict.kind is VerdictKind.UNSOLVED
@@ -153,7 +151,9 @@ async def test_a_command_may_run_other_programs_that_end_as_they_like(
         "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import os; os._exit(0)'])"
     )
     command = f'python -c "{inner}" && python -m unittest tests.test_add'
-    verdict = await grade(backend, with_grading(task, EvalCommand(command, "/r")), task.gold_patch)
+    verdict = await grade(
+        backend, with_grading(task, ScriptGrading("eval_cmd", command, "/r")), task.gold_patch
+    )
     assert verdict.kind is VerdictKind.SOLVED, verdict
 
 
@@ -171,7 +171,7 @@ async def test_printed_results_do_not_please_pro(
     backend: LocalBackend, task: Task, how: str
 ) -> None:
     script = 'cd /app\npython -m pytest -q -s -p no:cacheprovider "$1"\n'
-    grading = ProScripts(script, PRO_PARSER, ("tests/test_add.py",), "/app")
+    grading = ScriptGrading("log_parser", f"set -- tests/test_add.py\n{script}", "/app", PRO_PARSER)
     pro = replace(
         with_grading(task, grading),
         fail_to_pass=("tests/test_add.py::TestAdd::test_sum",),

@@ -11,7 +11,7 @@ import pytest
 
 from conf.compose import compose
 from conf.errors import ConfigError
-from runners.tasks.contract import EvalCommand, EvalScript, ProScripts
+from runners.tasks.contract import ScriptGrading
 from runners.tasks.dataset_files import DatasetError
 from runners.tasks.dataset_report import read_dataset
 from runners.tasks.datasets import load_dataset
@@ -35,7 +35,7 @@ def test_valid_rows_become_tasks(tmp_path: Path, row: dict[str, Any]) -> None:
     assert first.protected == ("t.py",)
     assert first.origin is not None
     assert first.origin.source == str(tmp_path / "repo")
-    assert isinstance(first.grading, EvalScript)
+    assert isinstance(first.grading, ScriptGrading)
     assert "git apply -v -" in first.grading.script
 
 
@@ -184,10 +184,10 @@ def test_tests_named_by_ids_and_commands_are_protected(tmp_path: Path) -> None:
         ],
     )
     command, pro = load_dataset(config(file), str(file))
-    assert isinstance(command.grading, EvalCommand)
+    assert isinstance(command.grading, ScriptGrading)
     assert "tests/test_add.py" in command.protected
     assert command.base_commit == git(task.repo, "rev-parse", "HEAD")
-    assert isinstance(pro.grading, ProScripts)
+    assert isinstance(pro.grading, ScriptGrading)
     assert pro.protected == ("tests/a.py", "tests/b.py")
 
 

@@ -12,24 +12,23 @@ from typing import Any
 
 import pytest
 
-from runners.tasks.contract import Task, VerdictKind
+from runners.tasks.contract import ScriptGrading, Task, VerdictKind
 from runners.tasks.dataset_files import DatasetError
 from runners.tasks.dataset_report import read_dataset
 from runners.tasks.datasets import load_dataset
-from runners.tasks.graders import eval_script
 from runners.tasks.graders.eval_script import ScriptRun
-from runners.tasks.graders.log_reader import log_file
-from runners.tasks.graders.official import (
-    OfficialError,
+from runners.tasks.graders.packages import (
+    PackageError,
     describe_instance,
-    judge_log,
-    judge_report,
+    log_file,
     read_logs,
     read_report,
+    read_swebench,
 )
+from runners.tasks.graders.parsers import judge_report, judge_run
 from runners.tasks.log_parsers import id_normalizer
+from runners.tasks.schemas.detection import read_row
 from runners.tasks.schemas.row import RowContext
-from runners.tasks.schemas.swebench import SwebenchRow
 from tests.runners.tasks.dataset_rows import CLASSIC, config, write
 
 needs_package = pytest.mark.skipif(
@@ -180,7 +179,7 @@ CASES: dict[str, tuple[str, str, list[str], list[str]]] = {
 def classic_task(repo: str, fail_to_pass: list[str], pass_to_pass: list[str]) -> Task:
     """Return the task of a classic row of the repository."""
     lists = {"FAIL_TO_PASS": fail_to_pass, "PASS_TO_PASS": pass_to_pass}
-    row = SwebenchRow.model_validate({**CLASSIC, "repo": repo, **lists})
+    row = read_row({**CLASSIC, "repo": repo, **lists}, "swebench")
     grading = row.grading(RowContext(Path(), "official"))
     return Task(
         id=row.instance_id,
@@ -240,7 +239,8 @@ def test_our_plugin_and_the_log_agree_on_a_run(kind: str) -> None:
     run = ScriptRun(True, True, outcomes_of(text), 0, eval_log(text))
     for wanted, kept in ((passing, []), (passing, failing), (failing, passing)):
         task = classic_task(repo, wanted, kept)
-        ours = eval_script.judge_run(task, run)
+        assert isinstance(task.grading, ScriptGrading)
+        ours = judge_run(replace(task, grading=replace(task.grading, kind="pytest")), run)
         report = read_log(task, run)
         theirs = judge_report(task, run, report)
         # A log does not say of a test that is not in it whether it ran, so reasons may differ.
@@ -267,7 +267,7 @@ def test_a_line_that_breaks_the_packages_parser_solves_nothing() -> None:
 def test_a_log_that_no_parser_comes_to_an_end_with_solves_nothing() -> None:
     task = classic_task("sympy/sympy", ["test_add"], [])
     endless = ScriptRun(started=True, exit_code=0, log=eval_log("_ " * 400_000))
-    verdict = judge_log(task, endless, read_s=5)
+    verdict = judge_report(task, endless, read_swebench(task, endless.log, read_s=5))
     assert verdict.kind is VerdictKind.UNSOLVED
     assert verdict.reason == (
         "the tests did not run: the log cannot be read: its parser did not end within 5 s"
@@ -321,7 +321,6 @@ def test_tests_of_other_runners_are_not_judged_by_our_plugin(
 ) -> None:
     (tmp_path / "repo").mkdir()
     row = {**CLASSIC, "repo_path": "repo", **change}
-    assert not SwebenchRow.model_validate(row).reading.uses_pytest
     file = write(tmp_path / "rows.jsonl", [row])
     [fault] = read_dataset(config(file), str(file)).faults
     assert fault.startswith("rows.jsonl:1: ")
@@ -350,5 +349,5 @@ def test_without_the_package_only_rows_that_need_it_are_refused(
     assert [task.grading.kind for task in report.tasks] == ["pytest"]
     [fault] = report.faults
     assert "django/django is not tested by pytest (parse_log_django)" in fault
-    with pytest.raises(OfficialError, match=r"pip install 'agentrl\[swebench\]'"):
+    with pytest.raises(PackageError, match=r"pip install 'agentrl\[swebench\]'"):
         read_dataset(config(file, grader="official"), str(file))

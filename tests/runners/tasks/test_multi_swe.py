@@ -9,15 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from runners.tasks.contract import MultiSweLog, Task, VerdictKind
-from runners.tasks.graders import multi_swe
+from runners.tasks.contract import ScriptGrading, Task, VerdictKind
+from runners.tasks.graders import packages
 from runners.tasks.graders.eval_script import ScriptRun
+from runners.tasks.graders.parsers import judge_run
 from tests.runners.tasks.repositories import make_task
 
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.skipif(
-        importlib.util.find_spec(multi_swe.PACKAGE) is None, reason="multi-swe-bench is missing"
+        importlib.util.find_spec(packages.MULTI_SWE) is None, reason="multi-swe-bench is missing"
     ),
 ]
 REQUEST = json.dumps({"org": "cli", "repo": "cli", "number": 1, "tag": "", "number_interval": ""})
@@ -29,7 +30,7 @@ def task(tmp_path: Path) -> Task:
         make_task(tmp_path),
         fail_to_pass=("TestAdd",),
         pass_to_pass=("TestSub",),
-        grading=MultiSweLog("bash /home/test-run.sh", REQUEST, "/home/cli"),
+        grading=ScriptGrading("multi_swe", "bash /home/test-run.sh", "/home/cli", REQUEST),
     )
 
 
@@ -43,4 +44,4 @@ def task(tmp_path: Path) -> Task:
     ],
 )
 def test_the_packages_reading_decides(task: Task, log: bytes, kind: VerdictKind) -> None:
-    assert multi_swe.judge_log(task, ScriptRun(started=True, log=log)).kind is kind
+    assert judge_run(task, ScriptRun(started=True, log=log)).kind is kind

@@ -19,7 +19,7 @@ from runners.sandboxes.contract import Sandbox
 from runners.sandboxes.local.backend import LocalBackend
 from runners.sandboxes.tree import copy_tree
 from runners.tasks.canaries.coverage import count_uncheckable
-from runners.tasks.contract import CustomGrading, EvalCommand, Task, Verdict, VerdictKind
+from runners.tasks.contract import CustomGrading, ScriptGrading, Task, Verdict, VerdictKind
 from runners.tasks.dataset_files import DatasetError
 from runners.tasks.dataset_report import read_dataset
 from runners.tasks.datasets import load_dataset
@@ -89,7 +89,7 @@ def test_a_plugin_reads_a_form_of_its_own(place: Path) -> None:
     file = write_csv(place, "one", "two")
     first, second = load_dataset(section(file, format="from_csv"), str(file))
     assert (first.id, second.problem_statement) == ("one", "Fix two.")
-    assert first.grading == EvalCommand("true", "/testbed")
+    assert first.grading == ScriptGrading("eval_cmd", "true", "/testbed")
     assert first.origin is not None
     assert first.origin.source == str(place / "pristine")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runners.sandboxes.tree import copy_tree
-from runners.tasks.contract import EvalCommand, Task
+from runners.tasks.contract import ScriptGrading, Task
 from runners.tasks.grading import apply_patch
 from runners.tasks.patch_record import decode_patch
 from runners.tasks.workspace_diff import diff_workspace
@@ -25,7 +25,7 @@ FILES = {
 @pytest.fixture(scope="module")
 def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
     task = make_task(tmp_path_factory.mktemp("task"), **FILES)
-    return replace(task, grading=EvalCommand("python -m pytest", "/repo"))
+    return replace(task, grading=ScriptGrading("eval_cmd", "python -m pytest", "/repo"))
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 
 from conf.errors import ConfigError
 from conf.sections.task import JsonlTaskConfig
-from runners.tasks.contract import EvalScript, Task
+from runners.tasks.contract import ScriptGrading, Task
 from runners.tasks.dataset_files import DatasetError
 from runners.tasks.dataset_report import read_dataset
 from runners.tasks.row_conversion import ConversionError, convert_rows
@@ -94,7 +94,7 @@ def test_only_the_meant_tasks_are_written_and_clones_are_found_again(
     (found,) = read(tmp_path / "out.jsonl")[1]
     assert found.image is not None
     assert replace(found, grading=tasks[1].grading) == tasks[1]
-    assert isinstance(found.grading, EvalScript)
+    assert isinstance(found.grading, ScriptGrading)
     assert found.grading.script == getattr(tasks[1].grading, "script", None)
 
 

@@ -8,10 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from runners.tasks.schemas.commands import CommandRow, ScriptRow
 from runners.tasks.schemas.detection import read_row
-from runners.tasks.schemas.swebench import SwebenchRow
-from runners.tasks.schemas.swebench_pro import ProRow
 from tests.runners.tasks.dataset_rows import CLASSIC
 
 
@@ -21,7 +18,6 @@ def without(row: dict[str, Any], *names: str) -> dict[str, Any]:
 
 def test_lists_are_read_as_lists_and_as_json_text() -> None:
     row = read_row(CLASSIC)
-    assert isinstance(row, SwebenchRow)
     assert (row.fail_to_pass, row.pass_to_pass) == (("t.py::a",), ("t.py::b", "t.py::c"))
     assert row.workdir == "/testbed"
 
@@ -29,7 +25,6 @@ def test_lists_are_read_as_lists_and_as_json_text() -> None:
 def test_a_new_row_has_its_own_eval_script() -> None:
     extra = {"eval_script": "#!/bin/bash\n", "log_parser": "parse_log_django", "image": "i"}
     row = read_row({**CLASSIC, **extra})
-    assert isinstance(row, SwebenchRow)
     assert (row.eval_script, row.log_parser, row.image) == (
         "#!/bin/bash\n",
         "parse_log_django",
@@ -46,7 +41,6 @@ def test_fields_in_the_remote_environment_are_found(text: bool) -> None:
             "metadata": json.dumps(inner) if text else inner,
         }
     )
-    assert isinstance(row, SwebenchRow)
     assert (row.instance_id, row.problem_statement) == ("o__r-1", "Mend it.")
 
 
@@ -63,7 +57,7 @@ def test_outer_metadata_wins_over_inner_metadata() -> None:
             },
         }
     )
-    assert isinstance(row, CommandRow)
+    assert row.row_schema.name == "eval_cmd"
     assert (row.instance_id, row.problem_statement, row.workdir) == ("from-label", "p", "/repo")
     assert row.pre_commands == ("pip install x\ncd y",)
     assert row.base_commit == ""
@@ -71,7 +65,7 @@ def test_outer_metadata_wins_over_inner_metadata() -> None:
 
 def test_a_script_is_a_row_of_its_own_kind() -> None:
     inner = {"instance_id": "s", "f2p_script": "print(1)", "problem_statement": "p"}
-    assert isinstance(read_row({"metadata": {"remote_env_info": inner}}), ScriptRow)
+    assert read_row({"metadata": {"remote_env_info": inner}}).row_schema.name == "f2p_script"
 
 
 def test_a_row_of_pro_is_read_flat_as_on_the_hub_and_nested() -> None:
@@ -85,7 +79,7 @@ def test_a_row_of_pro_is_read_flat_as_on_the_hub_and_nested() -> None:
         "before_repo_set_cmd": "git checkout x -- t.py",
     }
     row = read_row(hub)
-    assert isinstance(row, ProRow)
+    assert row.row_schema.name == "swebench_pro"
     assert (row.fail_to_pass, row.selected_test_files) == (("a", "it's"), ("t.py",))
     assert row.before_repo_set_cmd == ("git checkout x -- t.py",)
     nested = read_row(
@@ -102,7 +96,7 @@ def test_a_row_of_pro_is_read_flat_as_on_the_hub_and_nested() -> None:
             }
         }
     )
-    assert isinstance(nested, ProRow)
+    assert nested.row_schema.name == "swebench_pro"
     assert nested.run_script_path == "r.sh"
 
 

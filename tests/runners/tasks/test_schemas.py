@@ -10,25 +10,18 @@ from typing import Any, get_args
 import pytest
 
 from conf.sections.task import FormatName
-from runners.tasks.contract import (
-    EvalCommand,
-    EvalScript,
-    F2PScript,
-    Grading,
-    LogParser,
-    StatusMap,
-)
-from runners.tasks.graders.official import is_installed
+from runners.tasks.contract import Grading, ScriptGrading
+from runners.tasks.graders.packages import is_installed
 from runners.tasks.reversed_diffs import reverse_diff
-from runners.tasks.schemas.detection import SCHEMAS, read_row
-from runners.tasks.schemas.row import Judge, RowContext
-from runners.tasks.schemas.swebench import SwebenchRow
+from runners.tasks.schemas.detection import read_row
+from runners.tasks.schemas.published import SCHEMAS
+from runners.tasks.schemas.row import Judge, Row, RowContext
 from tests.runners.tasks.published_rows import BUG, FIX, OTHER, ROWS, TESTS, WRAPPED
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_each_schema_is_detected_by_its_fields(name: str) -> None:
-    assert read_row(ROWS[name]).schema_name == name
+    assert read_row(ROWS[name]).row_schema.name == name
 
 
 def test_the_configuration_names_every_schema() -> None:
@@ -38,7 +31,7 @@ def test_the_configuration_names_every_schema() -> None:
 @pytest.mark.parametrize("name", WRAPPED)
 def test_the_layers_of_trainers_are_removed(name: str) -> None:
     row = read_row(WRAPPED[name])
-    assert (row.schema_name, row.instance_id) == ("swebench", "acme__calc-7")
+    assert (row.row_schema.name, row.instance_id) == ("swebench", "acme__calc-7")
 
 
 IMAGES = {
@@ -69,8 +62,8 @@ WORKDIRS = {
 @pytest.mark.parametrize("name", ROWS)
 def test_image_and_work_directory_follow_the_rule_of_the_set(name: str) -> None:
     row = read_row(ROWS[name])
-    assert row.image or row.derived_image or IMAGES[name] == ""
-    assert (row.image or row.derived_image) == IMAGES[name]
+    assert row.image or row.row_schema.image(row) or IMAGES[name] == ""
+    assert (row.image or row.row_schema.image(row)) == IMAGES[name]
     assert row.workdir == WORKDIRS.get(name, "/testbed")
 
 
@@ -99,7 +92,7 @@ def test_the_tags_of_swe_bench_pro_follow_its_helper(
     row = read_row(
         {**ROWS["swebench_pro"], "repo": repo, "instance_id": instance, "dockerhub_tag": tag}
     )
-    assert row.derived_image == f"jefzda/sweap-images:{image}"
+    assert row.row_schema.image(row) == f"jefzda/sweap-images:{image}"
 
 
 @pytest.mark.parametrize(
@@ -118,7 +111,7 @@ def test_a_row_that_could_be_two_is_refused_with_both(
     with pytest.raises(ValueError, match=r"task\.format=NAME") as caught:
         read_row(row)
     assert all(name in str(caught.value) for name in names)
-    assert read_row(row, names[0]).schema_name == names[0]
+    assert read_row(row, names[0]).row_schema.name == names[0]
 
 
 @pytest.mark.parametrize(
@@ -134,6 +127,12 @@ def test_trajectories_are_refused_as_what_they_are(row: dict[str, Any]) -> None:
         read_row(row)
 
 
+def script_of(row: Row) -> str:
+    grading = row.grading(RowContext(Path(), "own"))
+    assert isinstance(grading, ScriptGrading)
+    return grading.script
+
+
 def make_grading(name: str, folder: Path, **changes: Any) -> Grading:
     return read_row({**ROWS[name], **changes}, name).grading(RowContext(folder, "own"))
 
@@ -141,30 +140,30 @@ def make_grading(name: str, folder: Path, **changes: Any) -> Grading:
 def test_every_set_is_graded_as_it_means_it(tmp_path: Path) -> None:
     (tmp_path / "log_parsers.py").write_text("def parse_log_gotest(log):\n    return {}\n")
     kinds = {
-        "swebench": EvalScript,
-        "swebench_live": LogParser,
-        "swe_smith": EvalScript,
-        "r2e_gym": StatusMap,
-        "swe_gym": EvalScript,
-        "swe_rebench": EvalScript,
-        "swe_rebench_v2": LogParser,
-        "scale_swe": EvalScript,
-        "swe_lego": EvalScript,
-        "openswe": EvalCommand,
-        "f2p_script": F2PScript,
+        "swebench": "pytest",
+        "swebench_live": "log_parser",
+        "swe_smith": "pytest",
+        "r2e_gym": "status_map",
+        "swe_gym": "pytest",
+        "swe_rebench": "pytest",
+        "swe_rebench_v2": "log_parser",
+        "scale_swe": "pytest",
+        "swe_lego": "pytest",
+        "openswe": "eval_cmd",
+        "f2p_script": "f2p_script",
     }
     for name, kind in kinds.items():
-        assert isinstance(make_grading(name, tmp_path), kind), name
+        assert make_grading(name, tmp_path).kind == kind, name
 
 
 def test_the_marker_of_openswe_becomes_an_exit_code(tmp_path: Path) -> None:
     grading = make_grading("openswe", tmp_path)
-    assert isinstance(grading, EvalCommand)
-    assert grading.command == "cd /testbed && pytest test_calc.py; exit $?"
+    assert isinstance(grading, ScriptGrading)
+    assert grading.script == "cd /testbed && pytest test_calc.py; exit $?"
     for line in ('echo "OPENSWE_EXIT_CODE=$rc"', "echo OPENSWE_EXIT_CODE=${rc}"):
         own = make_grading("openswe", tmp_path, eval_script=f"pytest\nrc=$?\n{line}\n")
-        assert isinstance(own, EvalCommand)
-        assert own.command.rstrip().splitlines()[-1].startswith("exit $")
+        assert isinstance(own, ScriptGrading)
+        assert own.script.rstrip().splitlines()[-1].startswith("exit $")
 
 
 @pytest.mark.parametrize(
@@ -197,16 +196,18 @@ def test_rows_that_cannot_be_graded_are_refused_with_the_reason(
 
 def test_only_the_last_line_of_pro_places_its_hidden_tests() -> None:
     row = read_row(ROWS["swebench_pro"])
-    assert row.setup == (f"git reset --hard {'1' * 40}",)
-    assert row.test_setup == (f"git checkout {OTHER} -- test/login.js",)
-    assert row.statement == "Login fails.\n\n- return 401\n\nNo new interfaces"
+    schema = row.row_schema
+    assert schema.setup(row) == (f"git reset --hard {'1' * 40}",)
+    assert schema.test_setup(row) == (f"git checkout {OTHER} -- test/login.js",)
+    assert schema.statement(row) == "Login fails.\n\n- return 401\n\nNo new interfaces"
 
 
 def test_the_reference_fix_of_r2e_leaves_its_tests_out() -> None:
     row = read_row(ROWS["r2e_gym"])
-    assert row.reference_patch == FIX
-    assert (row.instance_id, row.statement) == (f"calc__{OTHER[:12]}", "add() subtracts.")
-    assert row.hidden == ("/r2e_tests", "/testbed/run_tests.sh")
+    schema = row.row_schema
+    assert schema.reference_patch(row) == FIX
+    assert (row.instance_id, schema.statement(row)) == (f"calc__{OTHER[:12]}", "add() subtracts.")
+    assert schema.hidden(row) == ("/r2e_tests", "/testbed/run_tests.sh")
 
 
 def test_cases_of_mypy_are_selected_by_name(tmp_path: Path) -> None:
@@ -217,22 +218,24 @@ def test_cases_of_mypy_are_selected_by_name(tmp_path: Path) -> None:
     grading = make_grading(
         "swe_gym", tmp_path, repo="python/mypy", test_patch=patch, eval_script=""
     )
-    assert isinstance(grading, EvalScript)
+    assert isinstance(grading, ScriptGrading)
     assert "pytest -n0 -rA -k 'testOne or testTwo-xfail'" in grading.script
 
 
 def test_names_are_compared_without_their_timings() -> None:
-    assert read_row(ROWS["swe_rebench_v2"]).tests == (("TestAdd",), ("TestSub",))
+    row = read_row(ROWS["swe_rebench_v2"])
+    assert row.row_schema.tests(row) == (("TestAdd",), ("TestSub",))
 
 
 def test_the_patch_of_swe_smith_is_reversed() -> None:
-    assert read_row(ROWS["swe_smith"]).reference_patch == reverse_diff(BUG)
+    row = read_row(ROWS["swe_smith"])
+    assert row.row_schema.reference_patch(row) == reverse_diff(BUG)
 
 
 def test_layers_around_one_another_and_copies_of_a_task_are_one_task() -> None:
     row = ROWS["swebench"]
     outer = {"metadata": {**row, "problem_statement": "reworded", "instance_dict": json.dumps(row)}}
-    assert read_row(outer).statement == "reworded"
+    assert read_row(outer).problem_statement == "reworded"
     assert read_row({"instance": row, "info": row, "task": "code"}).instance_id == "acme__calc-7"
 
 
@@ -242,8 +245,7 @@ def test_paths_of_a_test_patch_are_words_of_its_script() -> None:
         '+++ "b/t \\$(id).py"\n@@ -1 +1 @@\n-a\n+b\n'
     ).replace("\\$", "$")
     row = read_row({**ROWS["swebench"], "test_patch": patch})
-    assert isinstance(row, SwebenchRow)
-    lines = row.build_eval_script().splitlines()
+    lines = script_of(row).splitlines()
     reset = f"git checkout {row.base_commit} -- 't $(id).py'"
     assert lines.count(reset) == 2
     assert any(line.endswith("-p no:cacheprovider 't $(id).py'") for line in lines)
@@ -252,8 +254,7 @@ def test_paths_of_a_test_patch_are_words_of_its_script() -> None:
 def test_a_blank_line_of_context_stays_at_the_end_of_a_test_patch() -> None:
     patch = f"{TESTS}@@ -9,1 +13,1 @@\n \n"
     row = read_row({**ROWS["swebench"], "test_patch": patch})
-    assert isinstance(row, SwebenchRow)
-    assert f"{patch.removesuffix(chr(10))}\n" in row.build_eval_script()
+    assert f"{patch.removesuffix(chr(10))}\n" in script_of(row)
 
 
 @pytest.mark.parametrize(

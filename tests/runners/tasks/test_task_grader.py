@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runners.sandboxes.contract import SandboxError
-from runners.tasks.contract import EvalCommand, Task, Verdict, VerdictKind
+from runners.tasks.contract import ScriptGrading, Task, Verdict, VerdictKind
 from runners.tasks.graders.task_grader import LINE, TAIL, TaskGrader, log_file
 from runners.tasks.rollout_result import RolloutResult
 from runners.tasks.task_repositories import use_repository_as_is
@@ -104,8 +104,8 @@ async def test_rows_with_one_id_and_commit_share_no_verdict_unless_they_are_grad
 ) -> None:
     rows = [
         task,
-        replace(task, grading=EvalCommand("make test", "/repo")),
-        replace(task, grading=EvalCommand("make check", "/repo")),
+        replace(task, grading=ScriptGrading("eval_cmd", "make test", "/repo")),
+        replace(task, grading=ScriptGrading("eval_cmd", "make check", "/repo")),
         replace(task, fail_to_pass=task.fail_to_pass[:-1]),
     ]
     scripted = ScriptedGrader([GOOD, BROKEN, BROKEN, GOOD])

@@ -12,7 +12,7 @@ from runners.sandboxes.contract import SandboxError, SandboxSpec
 from runners.sandboxes.discard import remove_tree
 from runners.sandboxes.local.backend import LocalBackend
 from runners.sandboxes.tree import copy_tree
-from runners.tasks.contract import EvalCommand, Origin, Task, VerdictKind
+from runners.tasks.contract import Origin, ScriptGrading, Task, VerdictKind
 from runners.tasks.graders.task_grader import TaskGrader
 from runners.tasks.grading import SandboxGrader
 from runners.tasks.pinned_repositories import SourceError, make_pinned_repository
@@ -198,7 +198,7 @@ async def test_an_agent_can_run_the_tests(
     backend: LocalBackend, task: Task, tmp_path: Path
 ) -> None:
     ready = await TaskRepositories(backend, tmp_path / "root").ensure(task)
-    ready = replace(ready, grading=EvalCommand("python -m pytest", "/repo"))
+    ready = replace(ready, grading=ScriptGrading("eval_cmd", "python -m pytest", "/repo"))
     spec = SandboxSpec(
         "agent", ready.repo, "none", mounts=agent_mounts(ready), env=agent_environment(ready)
     )

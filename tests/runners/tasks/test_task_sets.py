@@ -12,11 +12,10 @@ import pytest
 from conf.compose import compose
 from conf.errors import AgentrlError, ConfigError, ExitCode
 from conf.schema import Config
-from runners.tasks.contract import EvalCommand, EvalScript, VerdictKind
+from runners.tasks.contract import VerdictKind
 from runners.tasks.dataset_files import DatasetError
-from runners.tasks.graders.split_grader import SplitGrader
 from runners.tasks.graders.task_grader import TaskGrader
-from runners.tasks.grading import make_grader
+from runners.tasks.grading import SplitGrader, make_grader
 from runners.tasks.task_repositories import use_repository_as_is
 from runners.tasks.task_sets import check_sets, load_tasks
 from tests.fakes.rollout_parts import FolderBackend
@@ -69,8 +68,8 @@ def test_each_set_is_read_with_its_own_format_and_grader() -> None:
         ("t-2", "train"),
         ("o__r-1", "held_out"),
     ], "with a set of its own for evaluation, every row of the file is trained"
-    assert isinstance(tasks[0].grading, EvalCommand)
-    assert isinstance(tasks[-1].grading, EvalScript)
+    assert tasks[0].grading.kind == "eval_cmd"
+    assert tasks[-1].grading.kind == "pytest"
 
 
 def test_generated_tasks_are_trained_and_a_file_is_measured() -> None:

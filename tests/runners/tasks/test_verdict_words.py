@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from runners.tasks.contract import EvalCommand, Patch, Task, TestResult
+from runners.tasks.contract import Patch, ScriptGrading, Task, TestResult
 from runners.tasks.graders.verdicts import judge_tests, list_results
 from runners.tasks.grading import apply_patch, summarize_refusal
 
@@ -22,7 +22,7 @@ TASK = Task(
     protected=(),
     gold_patch="",
     kind="",
-    grading=EvalCommand("", ""),
+    grading=ScriptGrading("eval_cmd", "", ""),
 )
 
 

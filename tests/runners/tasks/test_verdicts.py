@@ -11,17 +11,15 @@ import pytest
 from runners.sandboxes.contract import CommandResult
 from runners.tasks.contract import (
     DecidingTest,
-    EvalCommand,
-    LogParser,
-    StatusMap,
+    ParserName,
+    ScriptGrading,
     Task,
     TestResult,
     Verdict,
     VerdictKind,
 )
-from runners.tasks.graders.commands import judge_end, judge_results, read_results
 from runners.tasks.graders.eval_script import ScriptRun
-from runners.tasks.graders.status_map import judge_map
+from runners.tasks.graders.parsers import judge_run
 from runners.tasks.graders.verdicts import judge_exit_code, judge_tests
 from tests.runners.tasks.repositories import make_task
 
@@ -83,8 +81,9 @@ def test_exit_code_0_counts_in_time_only(task: Task) -> None:
 def test_a_command_needs_exit_code_0_and_the_proof_of_its_end(
     task: Task, run: ScriptRun, is_program: bool, kind: VerdictKind
 ) -> None:
-    judged = replace(task, grading=EvalCommand("make test", "/testbed"))
-    assert judge_end(judged, run, is_program=is_program).kind is kind
+    name: ParserName = "f2p_script" if is_program else "eval_cmd"
+    judged = replace(task, grading=ScriptGrading(name, "make test", "/testbed"))
+    assert judge_run(judged, run).kind is kind
 
 
 @pytest.mark.parametrize(
@@ -100,14 +99,14 @@ def test_a_command_needs_exit_code_0_and_the_proof_of_its_end(
 def test_a_map_of_outcomes_must_be_equal(
     task: Task, outcomes: Mapping[str, str], kind: VerdictKind
 ) -> None:
-    expected = (("A.add", "PASSED"), ("A.bug", "FAILED"))
+    expected = json.dumps({"A.add": "PASSED", "A.bug": "FAILED"})
     judged = replace(
         task,
         fail_to_pass=("A.add", "A.bug"),
         pass_to_pass=(),
-        grading=StatusMap("pytest", expected, "/testbed"),
+        grading=ScriptGrading("status_map", "pytest", "/testbed", expected),
     )
-    assert judge_map(judged, replace(DONE, outcomes=dict(outcomes))).kind is kind
+    assert judge_run(judged, replace(DONE, outcomes=dict(outcomes))).kind is kind
 
 
 def parsed(*tests: tuple[str, str], exit_code: int = 0) -> CommandResult:
@@ -131,7 +130,5 @@ def parsed(*tests: tuple[str, str], exit_code: int = 0) -> CommandResult:
 def test_a_parser_decides_unless_pytest_saw_a_test_fail(
     task: Task, result: CommandResult, outcomes: dict[str, str], kind: VerdictKind
 ) -> None:
-    judged = replace(task, grading=LogParser("make", "def parser(log): ...", "/testbed"))
-    run = replace(DONE, outcomes=outcomes)
-    found = read_results(result) or {}
-    assert judge_results(judged, run, found, log=b"").kind is kind
+    judged = replace(task, grading=ScriptGrading("log_parser", "make", "/testbed", "a program"))
+    assert judge_run(judged, replace(DONE, outcomes=outcomes, parsed=result)).kind is kind

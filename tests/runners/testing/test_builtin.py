@@ -14,7 +14,7 @@ from agentrl.testing import (
     RewardConformance,
     call,
 )
-from runners.tasks.contract import EvalCommand, Grading, Task, UnittestIds
+from runners.tasks.contract import Grading, ScriptGrading, Task, UnittestIds
 from runners.testing.grader_conformance import Files
 
 TEST = """
@@ -69,7 +69,7 @@ class TestUnittestGrader(GraderConformance):
 
 
 class TestCommandGrader(TestUnittestGrader):
-    grading = EvalCommand("python -m unittest test_calc", "/testbed")
+    grading = ScriptGrading("eval_cmd", "python -m unittest test_calc", "/testbed")
     tests = ()
 
 

@@ -16,7 +16,7 @@ from conf.errors import ConfigError
 from runners.sandboxes.contract import EgressAttempt, SandboxError, SandboxSpec
 from runners.sandboxes.remote import containers, e2b
 from runners.sandboxes.remote.egress import MOST_ATTEMPTS, EgressAccount, EgressPolicy, EgressProxy
-from runners.tasks.contract import EvalCommand, Origin, Task
+from runners.tasks.contract import Origin, ScriptGrading, Task
 from runners.tasks.denied_hosts import denied_hosts
 from tests.fakes.docker.installed import can_stand_in, docker_program
 from tests.fakes.sandbox_backends import docker_settings
@@ -266,7 +266,7 @@ def test_a_real_projects_repository_and_package_indexes_are_denied() -> None:
     task = Task("t", "train", Path(), "", "", (), (), (), "", "bug")
     assert denied_hosts(task) == (), "a generated task is in no public place"
     origin = Origin("https://git.example/x.git", "0" * 40)
-    real = replace(task, grading=EvalCommand("pytest", "/testbed"), origin=origin)
+    real = replace(task, grading=ScriptGrading("eval_cmd", "pytest", "/testbed"), origin=origin)
     policy = EgressPolicy(None, denied_hosts(real))
     for host in ("github.com", "raw.githubusercontent.com", "pypi.org", "git.example"):
         assert not policy.allows(host)

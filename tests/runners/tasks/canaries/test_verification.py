@@ -19,10 +19,8 @@ from runners.tasks.canaries.variants import draw_contrary_variant, draw_reworded
 from runners.tasks.canaries.verification import NO_VARIANT, NOT_COVERED, Verification
 from runners.tasks.contract import (
     DecidingTest,
-    EvalCommand,
-    EvalScript,
-    F2PScript,
     Patch,
+    ScriptGrading,
     Task,
     Verdict,
     VerdictKind,
@@ -82,7 +80,7 @@ class Simulated:
         fixed = "passed" if character in ("blind", "once") else "failed"
         kept = "failed" if character in ("knows the file", "hangs") else "passed"
         late_s = 9.0 if character == "hangs" else None
-        if isinstance(task.grading, EvalCommand):
+        if isinstance(task.grading, ScriptGrading):
             if character == "right" and "reworded" in self.names[-1]:
                 fixed = "passed"
             return judge_exit_code(task, int(fixed != "passed"), log=b"", late_s=late_s)
@@ -180,7 +178,7 @@ async def test_a_task_without_a_changeable_assertion_is_unverified(
     task: Task, tmp_path: Path
 ) -> None:
     (tmp_path / "tests").mkdir()
-    command = replace(task, repo=tmp_path, grading=EvalCommand("make test", "/repo"))
+    command = replace(task, repo=tmp_path, grading=ScriptGrading("eval_cmd", "make test", "/repo"))
     verdict, grader = await verify(command, "blind")
     assert (verdict.kind, verdict.unverified) == (VerdictKind.SOLVED, NO_VARIANT)
     assert grader.names == []
@@ -266,17 +264,17 @@ def test_tasks_that_no_canary_can_check_are_known_from_their_rows(task: Task) ->
     tasks = [
         task,
         replace(task, gold_patch=""),
-        replace(task, grading=EvalScript("pytest", script, "/testbed", "{}")),
-        replace(task, grading=EvalScript("pytest", script.replace("t.c", "t.py"), "/x", "{}")),
-        replace(task, grading=F2PScript("import suite\n", "/repo")),
-        replace(task, grading=F2PScript("assert f(2) == 4\n", "/repo")),
-        replace(task, grading=EvalCommand("make", "/repo"), protected=("t.sh",)),
+        replace(task, grading=ScriptGrading("pytest", script, "/testbed", "{}")),
+        replace(task, grading=ScriptGrading("pytest", script.replace("t.c", "t.py"), "/x", "{}")),
+        replace(task, grading=ScriptGrading("f2p_script", "import suite\n", "/repo")),
+        replace(task, grading=ScriptGrading("f2p_script", "assert f(2) == 4\n", "/repo")),
+        replace(task, grading=ScriptGrading("eval_cmd", "make", "/repo"), protected=("t.sh",)),
     ]
     assert count_uncheckable(tasks) == {NO_GOLD: 1, NO_PYTHON: 2, NO_CLAIM: 1}
 
 
 async def test_an_exit_code_is_accused_by_one_changed_assertion_at_a_time(task: Task) -> None:
-    command = replace(task, grading=EvalCommand("python -m unittest", "/repo"))
+    command = replace(task, grading=ScriptGrading("eval_cmd", "python -m unittest", "/repo"))
     verdict, grader = await verify(command, "blind")
     assert verdict.tampered.startswith("a command that must fail ended with exit code 0")
     texts = read_tests(command)
@@ -291,7 +289,7 @@ async def test_an_exit_code_is_accused_by_one_changed_assertion_at_a_time(task: 
 async def test_an_exit_code_is_also_asked_for_the_same_claims_in_other_words_at_level_1(
     task: Task,
 ) -> None:
-    command = replace(task, grading=EvalCommand("python -m unittest", "/repo"))
+    command = replace(task, grading=ScriptGrading("eval_cmd", "python -m unittest", "/repo"))
     verdict, grader = await verify(command, "only canaries")
     assert (verdict.kind, verdict.tampered) == (VerdictKind.UNSOLVED, "")
     assert verdict.reason == "the tests pass, the same tests in other words do not"
@@ -299,9 +297,9 @@ async def test_an_exit_code_is_also_asked_for_the_same_claims_in_other_words_at_
 
 
 def test_other_words_for_an_exit_code_change_constants_as_a_contrary_does(task: Task) -> None:
-    command = replace(task, grading=EvalCommand("python -m unittest", "/repo"))
+    command = replace(task, grading=ScriptGrading("eval_cmd", "python -m unittest", "/repo"))
     program = "from shop import f\nif f('ab') != 'abc':\n    raise SystemExit(1)\n"
-    for row in (command, replace(task, grading=F2PScript(program, "/repo"))):
+    for row in (command, replace(task, grading=ScriptGrading("f2p_script", program, "/repo"))):
         texts = read_tests(row)
         for seed in range(20):
             variant = draw_reworded_variant(row, texts, random.Random(seed))
@@ -365,8 +363,8 @@ def test_the_tests_of_an_eval_script_are_those_after_its_patch(tmp_path: Path) -
     assert variant is not None
     placed = place_tests(task, variant.files)
     assert read_tests(placed.task) == dict(variant.files)
-    assert isinstance(placed.task.grading, EvalScript)
-    assert isinstance(task.grading, EvalScript)
+    assert isinstance(placed.task.grading, ScriptGrading)
+    assert isinstance(task.grading, ScriptGrading)
     before, after = task.grading.script, placed.task.grading.script
     assert before.partition("diff --git")[0] == after.partition("diff --git")[0]
     assert before.partition("EOF_114329324912\n:")[2] == after.partition("EOF_114329324912\n:")[2]

@@ -16,7 +16,7 @@ from conf.compose import compose
 from runners.sandboxes.local.backend import LocalBackend
 from runners.sandboxes.tree import copy_tree
 from runners.tasks import bugfix
-from runners.tasks.contract import EvalCommand, F2PScript, Task, VerdictKind
+from runners.tasks.contract import ScriptGrading, Task, VerdictKind
 from runners.tasks.dataset_report import read_dataset
 from runners.tasks.diffs import read_paths
 from runners.tasks.grading import SandboxGrader
@@ -123,13 +123,15 @@ async def test_the_built_in_instances_are_written_and_graded_as_ours(
 @pytest.mark.parametrize(
     "grading",
     [
-        EvalCommand("cd /testbed && python3 -m unittest tests.test_add", "/testbed"),
-        F2PScript("from calc.add import add\nassert add(1, 2) == 3\n", "/testbed"),
+        ScriptGrading("eval_cmd", "cd /testbed && python3 -m unittest tests.test_add", "/testbed"),
+        ScriptGrading(
+            "f2p_script", "from calc.add import add\nassert add(1, 2) == 3\n", "/testbed"
+        ),
     ],
     ids=["eval_cmd", "f2p_script"],
 )
 async def test_a_task_that_an_exit_code_decides_is_written(
-    backend: LocalBackend, tmp_path: Path, grading: EvalCommand | F2PScript
+    backend: LocalBackend, tmp_path: Path, grading: ScriptGrading
 ) -> None:
     gold = (
         "diff --git a/calc/add.py b/calc/add.py\n--- a/calc/add.py\n+++ b/calc/add.py\n"

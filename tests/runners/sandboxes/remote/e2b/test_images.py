@@ -9,7 +9,7 @@ import pytest
 
 from runners.sandboxes.contract import SandboxSpec
 from runners.sandboxes.remote.e2b import E2bBackend
-from runners.tasks.contract import EvalCommand, Origin, Task, VerdictKind
+from runners.tasks.contract import Origin, ScriptGrading, Task, VerdictKind
 from runners.tasks.grading import SandboxGrader
 from runners.tasks.task_repositories import TaskRepositories
 from tests.fakes.e2b.server import E2bServer
@@ -42,7 +42,7 @@ def task(tmp_path: Path) -> Task:
         make_task(tmp_path / "task"),
         image="swe-task-1",
         workdir="/testbed",
-        grading=EvalCommand(command, "/testbed"),
+        grading=ScriptGrading("eval_cmd", command, "/testbed"),
     )
 
 
