@@ -8,9 +8,9 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 
@@ -20,51 +20,15 @@ from runners.testing.scripted_engine import ScriptedEngine
 from runners.testing.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 from tests.fakes.anthropic_server import AnthropicServer
 from tests.fakes.endpoint_servers import TextAnswer
+from tests.fakes.followed_page import follow
 from tests.fakes.openai_server import OpenaiServer
 from tests.fakes.tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 SERVED = "http://127.0.0.1:30000"
-
-
-async def follow(page: str, place: Path, addresses: Mapping[str, str]) -> list[str]:
-    """Run every ``sh`` block of a page in order; return what each printed on stdout.
-
-    ``addresses``: the page's addresses, and those of the servers in their place.
-    """
-    shim = place.parent / "bin"
-    shim.mkdir()
-    programs = {"agentrl": "-m cli.main ", "pytest": "-m pytest ", "python": ""}
-    for name, start in programs.items():
-        (shim / name).write_text(f'#!/bin/sh\nexec {sys.executable} {start}"$@"\n')
-        (shim / name).chmod(0o755)
-    environment = {
-        **os.environ,
-        "PATH": f"{shim}:{os.environ['PATH']}",
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'runners' / 'api'}",
-        "TERM": "dumb",
-        "COLUMNS": "200",
-    }
-    printed = []
-    text = (ROOT / "docs" / page).read_text("utf-8")
-    for address, served in addresses.items():
-        text = text.replace(address, served)
-    for block in re.findall(r"^```sh\n(.*?)^```$", text, re.M | re.S):
-        process = await asyncio.create_subprocess_exec(
-            "bash",
-            "-euc",
-            block,
-            cwd=place,
-            env=environment,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        out, err = await process.communicate()
-        assert process.returncode == 0, f"{block}\n{out.decode()}\n{err.decode()}"
-        printed.append(out.decode())
-    return printed
 
 
 @pytest.fixture
@@ -78,9 +42,10 @@ def place(tmp_path: Path) -> Path:
 
 
 async def test_training_on_an_own_repository_goes_as_its_guide_says(place: Path) -> None:
+    copytree(ROOT / "examples" / "own_repository", place, dirs_exist_ok=True)
     async with ScriptedEngine() as engine:
         engine.context_length = 40960
-        printed = await follow("own_tasks.md", place, {SERVED: engine.url})
+        printed = await follow(DOCS / "own_tasks.md", place, {SERVED: engine.url})
         assert engine.seen.requests == [], "a dry run samples nothing"
     assert "no problems found" in printed[-1]
     assert "160 rollouts: 20 steps × 1 tasks × 8" in printed[-1]
@@ -90,7 +55,7 @@ async def test_training_on_an_own_repository_goes_as_its_guide_says(place: Path)
 
 
 async def test_code_of_ones_own_takes_every_seam_of_a_campaign(place: Path) -> None:
-    printed = await follow("extending.md", place, {})
+    printed = await follow(DOCS / "extending.md", place, {})
     [tested] = [text for text in printed if " passed" in text]
     assert re.search(r"^40 passed, 1 skipped in", tested, re.M), tested
     assert "trainer.advantage" in printed[0]
@@ -122,7 +87,7 @@ async def test_code_of_ones_own_takes_every_seam_of_a_campaign(place: Path) -> N
 
 
 async def test_a_program_runs_and_reads_campaigns_as_the_guide_says(place: Path) -> None:
-    printed = await follow("python.md", place, {})
+    printed = await follow(DOCS / "python.md", place, {})
     campaign, measured = (text.splitlines() for text in printed)
     assert campaign[0].startswith("DONE {'sampled': ")
     assert [line.split()[0] for line in campaign[1:3]] == ["1", "2"]
@@ -144,7 +109,7 @@ async def test_a_served_model_gets_exactly_the_documented_sampling(place: Path) 
         engine.context_length = 40960
         engine.long_s = 1.0
         engine.always = Completion("I give up.<|im_end|>")
-        printed = await follow("evaluate.md", place, {SERVED: engine.url})
+        printed = await follow(DOCS / "evaluate.md", place, {SERVED: engine.url})
         asked = [
             request["sampling_params"]
             for request in engine.seen.requests
@@ -170,7 +135,7 @@ async def test_endpoints_are_evaluated_as_their_guide_says(place: Path) -> None:
             "http://127.0.0.1:8080": openai.url,
             "http://127.0.0.1:8090": anthropic.url,
         }
-        printed = await follow("endpoints.md", place, addresses)
+        printed = await follow(DOCS / "endpoints.md", place, addresses)
     assert "engine: token ids  ok: not known: nothing can be trained" in printed[0]
     assert "token ids and logprobs are not known" in printed[1]
     sent = openai.requests[-1]
@@ -182,11 +147,12 @@ async def test_endpoints_are_evaluated_as_their_guide_says(place: Path) -> None:
 
 
 async def test_programs_are_attached_to_the_gateway_as_its_guide_says(place: Path) -> None:
+    copytree(ROOT / "examples" / "gateway", place, dirs_exist_ok=True)
     async with ScriptedEngine() as engine:
         engine.context_length = 40960
         engine.always = Completion("hello<|im_end|>")
         try:
-            printed = await follow("gateway.md", place, {SERVED: engine.url})
+            printed = await follow(DOCS / "gateway.md", place, {SERVED: engine.url})
         except BaseException:  # the guide's last line, which ends the gateway, was not reached
             with suppress(OSError, ValueError):
                 os.kill(json.loads((place / "gateway.json").read_text())["pid"], signal.SIGKILL)
