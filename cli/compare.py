@@ -50,7 +50,7 @@ def compare(
 
     found = compare_runs(runs)
     if html is not None:
-        from runners.report.comparison_page import write_comparison
+        from runners.report.page import write_comparison
 
         write_comparison(found, runs, html)
     if as_json:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = examples(
     "agentrl dump-trajectories runs/20260101-120000-linear --validate",
-    "agentrl dump-trajectories runs/20260101-120000-mixed --format html,png --step 3-7",
+    "agentrl dump-trajectories runs/20260101-120000-mixed --format html,parquet --step 3-7",
     "agentrl dump-trajectories runs/20260101-120000-linear --only failed --out failed",
     "agentrl dump-trajectories runs/20260101-120000-linear --format sft --min-reward 1 --unique",
 )
@@ -37,7 +37,7 @@ def dump_trajectories(
             metavar="FORMAT,…",
             help="jsonl: the full record. atif: Harbor's interchange format. parquet: a row per "
             "rollout. slime: samples for its trainer. "
-            "sft: examples for supervised fine-tuning. html: a page. png: plots.",
+            "sft: examples for supervised fine-tuning. html: a page.",
         ),
     ] = "jsonl",
     out: Annotated[
@@ -72,6 +72,7 @@ def dump_trajectories(
     from runners.export import dump
     from runners.export.decoding import find_decode
     from runners.export.known_values import require_known
+    from runners.report.report_data import read_document
     from runners.store.run_store import RunStore
 
     formats = dump.parse_formats(form)
@@ -88,6 +89,7 @@ def dump_trajectories(
             selection=selection,
             decode=decode,
             unique=unique,
+            report=lambda: read_document(store).to_dict(),
         )
     stderr().print(f"{report.rollouts:,} rollouts, {report.bytes / 1e6:,.1f} MB", soft_wrap=True)
     if validate:

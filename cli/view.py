@@ -97,13 +97,20 @@ def _write(run: Path, out: Path) -> None:
 
     from runners.export import dump, html
     from runners.export.decoding import find_decode
+    from runners.report.report_data import read_document
     from runners.store.run_store import RunStore
 
     with RunStore.open(run, read_only=True) as store:
         try:
             with tempfile.TemporaryDirectory(prefix=".view.", dir=out.parent) as folder:
                 decode = find_decode(store.config())
-                dump.dump(store, Path(folder), formats=("html",), decode=decode)
+                dump.dump(
+                    store,
+                    Path(folder),
+                    formats=("html",),
+                    decode=decode,
+                    report=lambda: read_document(store).to_dict(),
+                )
                 (Path(folder) / html.NAME).replace(out)
         except OSError as error:
             raise dump.to_dump_error(error, out) from error

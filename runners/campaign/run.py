@@ -24,7 +24,6 @@ from runners.engines.adapters import ADAPTER_NAME
 from runners.engines.teacher import Teacher
 from runners.faults.wiring import metrics_faults
 from runners.observe.metrics import MetricsWriter
-from runners.observe.png_charts import write_reward_curve
 from runners.observe.progress import Progress
 from runners.preflight.teacher_check import require_teacher
 from runners.processes.ledger import Ledger
@@ -73,10 +72,7 @@ def run_campaign(
         progress = Progress(store.run_dir.name, config.run.steps)
         _show_earlier(progress, store)
         driver = RunDriver(config, store, progress)
-        end = driver.run(
-            partial(_run, config, store, progress, driver, replayed),
-            partial(write_reward_curve, store),
-        )
+        end = driver.run(partial(_run, config, store, progress, driver, replayed))
         summary = summarize(store, wall_s=end.wall_s)
     return CampaignResult(summary, end.exit_code, end.message, stop_requested=end.stop_requested)
 

@@ -30,6 +30,8 @@ class ExportedRun:
     """None: no tokenizer is at hand, and tokens stay numbers."""
     routing: RoutingShape | None = None
     """Shape of its turns' routing; None: no turn has any."""
+    report: Callable[[], Mapping[str, Any]] | None = None
+    """Reads the run's report, for the page; None: the page has none."""
     unique: bool = False
     """Leave out examples of ``sft`` that are the same as an earlier one."""
 

@@ -11,13 +11,13 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from conf.errors import AgentrlError, ExitCode
 from conf.exactness import describe_inexactness
@@ -48,6 +48,9 @@ ONLY: dict[str, Callable[[RolloutRecord], bool]] = {
 """Choices of ``--only``; "failed" selects rollouts whose reward does not count."""
 
 SUMMARY = "summary.json"
+
+_REMOVED = {"png": "--format html draws the same, and `agentrl report` the curves of the run"}
+"""Formats of earlier versions, and what replaces each."""
 
 Given = TypeVar("Given")
 Parsed = TypeVar("Parsed")
@@ -147,6 +150,8 @@ def parse_formats(text: str) -> tuple[str, ...]:
         try:
             find_exporter(name)
         except KeyError:
+            if name in _REMOVED:
+                raise DumpError(f"--format {name} is gone: {_REMOVED[name]}") from None
             raise DumpError(
                 f"--format {name}: {describe_choices(name, FORMATS)}; your own: {FORM}"
             ) from None
@@ -163,21 +168,23 @@ def dump(
     selection: RolloutFilter | None = None,
     decode: Decode | None = None,
     unique: bool = False,
+    report: Callable[[], Mapping[str, Any]] | None = None,
 ) -> DumpReport:
     """Write a run's rollouts and their summary to ``out_dir``; raises DumpError and StoreError.
 
     Files of an earlier export of the same formats are replaced. ``unique``: examples of ``sft``
-    that are the same as an earlier one are left out.
+    that are the same as an earlier one are left out. ``report``: reads the run's report, which the
+    page of ``html`` shows, too.
     """
     selection = selection or RolloutFilter()
-    run = replace(describe_run(store, decode), unique=unique)
+    run = replace(describe_run(store, decode), unique=unique, report=report)
     if unique and "sft" not in formats:
         raise DumpError("--unique is of the examples of --format sft: add it, or drop --unique")
     summary = ExportSummary()
     if "slime" in formats and (inexact := describe_inexactness(run.config)) is not None:
         raise DumpError(
             f"--format slime needs token ids, and {inexact}: choose jsonl, atif, parquet, sft, "
-            "html or png, or evaluate with engine=sglang or vllm"
+            "or html, or evaluate with engine=sglang or vllm"
         )
     for name in formats:
         _refuse_foreign(out_dir / name_folder(name))

@@ -9,7 +9,6 @@ from runners.export.contract import Exporter, ExporterPlugin
 from runners.export.html import write_html
 from runners.export.jsonl import write_jsonl
 from runners.export.parquet import write_parquet
-from runners.export.png import write_png
 from runners.export.sft import write_sft
 from runners.export.slime import write_slime
 from runners.plugins.loading import load_plugin
@@ -21,7 +20,6 @@ FORMATS: dict[str, Exporter] = {
     "slime": write_slime,
     "sft": write_sft,
     "html": write_html,
-    "png": write_png,
 }
 """Each writes files of its own names into one directory."""
 

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from runners.export.contract import AddRollout, Decode, ExportedRollout, ExportedRun
-from runners.export.page_assets import split_single_page
+from runners.export.page_assets import make_block, split_single_page
 from runners.export.page_texts import TextCutter
 from runners.store.json_text import dumps
 from runners.trajectory.record import Turn
@@ -50,21 +50,23 @@ def write_html(folder: Path, run: ExportedRun) -> Iterator[AddRollout]:
     left_out = {"wire_left_out": True} if recorded else {}
     with (folder / NAME).open("w", encoding="utf-8") as file:
         file.write(head)
+        if run.report is not None:
+            file.write(make_block("document", dumps(run.report())))
         with TemporaryFile("w+", encoding="utf-8", dir=folder) as blocks:
             rows: list[str] = []  # as JSON: a tenth of its objects
 
             def add(rollout: ExportedRollout) -> None:
                 if texts is not None:
-                    blocks.write(_block("words", dumps(texts.decode_new(rollout))))
+                    blocks.write(make_block("words", dumps(texts.decode_new(rollout))))
                 rows.append(dumps(_row(rollout)))
                 if len(rows) == ROWS:
-                    file.write(_block("rows", f"[{','.join(rows)}]"))
+                    file.write(make_block("rows", f"[{','.join(rows)}]"))
                     rows.clear()
                 graph = TextCutter().cut(build_turn_graph(rollout)) | left_out
                 blocks.write(_packed(rollout.trajectory["rollout_id"], graph))
 
             yield add
-            file.write(_block("rows", f"[{','.join(rows)}]"))
+            file.write(make_block("rows", f"[{','.join(rows)}]"))
             file.write(middle)
             blocks.seek(0)
             shutil.copyfileobj(blocks, file, CHUNK)
@@ -84,12 +86,6 @@ class _TokenTexts:
         fresh = set(np.unique(np.concatenate(parts)).tolist() if parts else ()) - self._known
         self._known |= fresh
         return {token: self._decode([token]) for token in sorted(fresh)}
-
-
-def _block(kind: str, text: str) -> str:
-    """Return a block of JSON without any ``<``, so that no ``</script>`` in it ends the block."""
-    text = text.replace("<", "\\u003c")
-    return f'<script type="application/json" class="{kind}">{text}</script>\n'
 
 
 def _packed(rollout_id: str, value: Mapping[Any, Any]) -> str:

@@ -1,138 +1,92 @@
-"""Lays out the attempts of a step as lanes over time; ``report/swimlane.py`` (SVG) and
-``png_charts.py`` draw them.
-
-Attempts of one rollout share a lane. Times are seconds since the first span; heights are parts of a
-lane, 0 at its top and 1 at its bottom, so threads that speak at once lie below one another.
-"""
+"""Reads the attempts of a step with their stages and model calls; the page draws them as lanes."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from runners.trajectory.record import MAIN_THREAD, RolloutRecord
+from runners.store.json_text import dumps, loads
+from runners.store.run_store import RunStore
+from runners.trajectory.outcome import MEANING, OutcomeClass, place_stages
+from runners.trajectory.record import RolloutRecord
 
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A stage of an attempt, or one of its model calls."""
-
-    name: str
-    """Of the stage, or of the call's branch."""
-    start: float
-    """Unix seconds."""
-    seconds: float
-    thread: str = MAIN_THREAD
-    masked: bool = False
-    """Of a call: its tokens are not in the loss."""
-    cut: bool = False
-    """Of a call: its sampling did not end by itself (a limit of tokens, an abort, a refusal)."""
-
-    @property
-    def end(self) -> float:
-        """Unix seconds."""
-        return self.start + self.seconds
+MOST = 96
+"""Attempts of a report's drawing."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptSpans:
-    """One attempt and where its time went."""
+    """One attempt, and where its time went."""
 
-    record: RolloutRecord
-    stages: Sequence[Span]
-    """One after the other; empty if only the model calls are known."""
-    calls: Sequence[Span]
+    rollout_id: str
+    attempt: int
+    lane: str
+    """``GROUP.MEMBER``: attempts of one rollout share it."""
+    counts: bool
+    """False: another attempt replaced it."""
+    task: str
+    code: str
+    end: str
+    """As ``name_end``."""
+    stages: list[tuple[str, float, float]]
+    """Name, begin (Unix seconds) and seconds of each, one after the other."""
+    calls: list[tuple[str, float, float, str, bool]]
+    """Branch, begin, seconds and thread of each model call, and whether its sampling was cut off (a
+    limit of tokens, an abort, a refusal).
+    """
 
     @property
-    def end(self) -> float:
+    def ended_at(self) -> float:
         """When its last stage ended, else its last call; 0 without any."""
-        return max((span.end for span in self.stages or self.calls), default=0.0)
+        return max((span[1] + span[2] for span in self.stages or self.calls), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
-    """A span as it is drawn."""
+class StepSpans:
+    """The attempts of a step that got a session, in order of group and member."""
 
-    name: str
-    left: float
-    """Seconds since the beginning of the drawing."""
-    width: float
-    """Seconds."""
-    top: float = 0.0
-    height: float = 1.0
-    masked: bool = False
-    """As the span's; likewise ``cut``."""
-    cut: bool = False
+    attempts: list[AttemptSpans]
+    """Of more than were asked for, those that ended last."""
+    total: int
 
 
-@dataclass(frozen=True, slots=True)
-class LaidOutAttempt:
-    """One attempt in its lane."""
-
-    spans: AttemptSpans
-    stages: Sequence[Box]
-    calls: Sequence[Box]
-    left: float
-    right: float
-
-
-@dataclass(frozen=True, slots=True)
-class Swimlane:
-    """Lanes of a step, in order of group and member: label → attempts."""
-
-    lanes: Sequence[tuple[str, Sequence[LaidOutAttempt]]]
-    seconds: float
-    """From the first span to the last one's end."""
-    shown: int
-    """Attempts that are drawn."""
-
-
-def lay_out(attempts: Sequence[AttemptSpans], most: int | None = None) -> Swimlane:
-    """Place the attempts of a step; of more than ``most``, those that ended last."""
-    if most is not None and len(attempts) > most:
-        last = set(map(id, sorted(attempts, key=lambda attempt: attempt.end)[-most:]))
-        attempts = [attempt for attempt in attempts if id(attempt) in last]
-    begun = [span.start for attempt in attempts for span in attempt.stages or attempt.calls]
-    start = min(begun, default=0.0)
-    lanes: dict[str, list[AttemptSpans]] = defaultdict(list)
-    for attempt in attempts:
-        lanes[attempt.record.rollout_id].append(attempt)
-    return Swimlane(
-        lanes=[
-            (
-                f"{attempts[0].record.group}.{attempts[0].record.member}",
-                [_lay_out_attempt(attempt, start) for attempt in attempts],
-            )
-            for attempts in lanes.values()
-        ],
-        seconds=max((attempt.end - start for attempt in attempts if attempt.end), default=0.0),
-        shown=len(attempts),
+def read_step(store: RunStore, split: str, step: int, most: int = MOST) -> StepSpans:
+    """Return the attempts of a training step or an evaluation, at most ``most`` of them."""
+    rows = store.query(
+        "SELECT session_id, rollout_id, attempt, group_index, member, counts, task_id, code, "
+        "solved, timings, created_at FROM rollout JOIN session USING (session_id) "
+        "WHERE split = ? AND step = ? ORDER BY group_index, member, attempt",
+        (split, step),
     )
-
-
-def _lay_out_attempt(attempt: AttemptSpans, start: float) -> LaidOutAttempt:
-    threads = list(dict.fromkeys(call.thread for call in attempt.calls))
-    stages = [Box(span.name, span.start - start, span.seconds) for span in attempt.stages]
-    calls = [
-        Box(
-            call.name,
-            call.start - start,
-            call.seconds,
-            threads.index(call.thread) / len(threads),
-            1 / len(threads),
-            call.masked,
-            call.cut,
-        )
-        for call in attempt.calls
+    found = {row["session_id"]: _read_attempt(dict(row)) for row in rows}
+    kept = set(sorted(found, key=lambda session: found[session].ended_at)[-most:])
+    calls: dict[str, list[Any]] = defaultdict(list)
+    for session, *call, finish_reason in store.query(
+        "SELECT session_id, branch, started_at, total_s, thread, finish_reason FROM turn "
+        "WHERE session_id IN (SELECT value FROM json_each(?))",
+        (dumps(sorted(kept)),),
+    ):
+        calls[session].append((*call, finish_reason != "stop"))
+    attempts = [
+        replace(attempt, calls=calls[session])
+        for session, attempt in found.items()
+        if session in kept
     ]
-    boxes = stages or calls
-    return LaidOutAttempt(
-        attempt,
-        stages,
-        calls,
-        left=min((box.left for box in boxes), default=0.0),
-        right=max((box.left + box.width for box in boxes), default=0.0),
+    return StepSpans(attempts, len(found))
+
+
+def _read_attempt(row: dict[str, Any]) -> AttemptSpans:
+    return AttemptSpans(
+        rollout_id=row["rollout_id"],
+        attempt=row["attempt"],
+        lane=f"{row['group_index']}.{row['member']}",
+        counts=bool(row["counts"]),
+        task=row["task_id"],
+        code=row["code"],
+        end=_name_end(OutcomeClass(row["code"].partition(".")[0]), row["solved"]),
+        stages=list(place_stages(loads(row["timings"]), row["created_at"])),
+        calls=[],
     )
 
 
@@ -145,6 +99,10 @@ def name_end(record: RolloutRecord) -> str:
     """Return how an attempt ended: "solved", "unsolved", or the outcome class that explains why
     there is no grade.
     """
-    if record.solved is None or not record.outcome.meaning.reward_counts:
-        return record.outcome.outcome_class.value
-    return "solved" if record.solved else "unsolved"
+    return _name_end(record.outcome.outcome_class, record.solved)
+
+
+def _name_end(kind: OutcomeClass, solved: bool | None) -> str:
+    if solved is None or not MEANING[kind].reward_counts:
+        return kind.value
+    return "solved" if solved else "unsolved"

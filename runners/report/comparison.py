@@ -10,7 +10,7 @@ from conf.keys import flatten
 from runners.campaign.result import summarize
 from runners.observe.curves import REWARD, SOLVE_RATE, STEP_S, metric_points
 from runners.report.paired import Verdicts, compare_tasks, read_verdicts
-from runners.report.report_data import ReportData, read_report_data, solve_rate_intervals
+from runners.report.report_data import RunDocument, read_document
 from runners.report.seeds import pool_seeds
 from runners.store.run_store import RunStore
 
@@ -32,13 +32,13 @@ def compare_runs(run_dirs: Sequence[Path]) -> dict[str, Any]:
     runs, configs, verdicts, ids = [], [], [], []
     for path, name in zip(run_dirs, names, strict=True):
         with RunStore.open(path, read_only=True) as store:
-            facts = read_report_data(store)
-            summary = summarize(store, wall_s=facts.wall_s)
+            document = read_document(store)
+            summary = summarize(store, wall_s=document.wall_s)
             verdicts.append(read_verdicts(store))
             ids.append(store.run_id)
         label = name if names.count(name) == 1 else str(path)
-        runs.append({"label": label, **summary, **_further(facts, summary)})
-        configs.append(dict(flatten(facts.config)))
+        runs.append({"label": label, **summary, **_further(document, summary)})
+        configs.append(dict(flatten(document.config)))
     keys = dict.fromkeys(key for config in configs for key in config if key not in _OWN)
     values = {key: [config.get(key) for config in configs] for key in keys}
     differences = {
@@ -91,14 +91,14 @@ def _pool(
     return pool_seeds(list(distinct.values()), [setting for _, setting in distinct])
 
 
-def _further(facts: ReportData, summary: dict[str, Any]) -> dict[str, Any]:
+def _further(document: RunDocument, summary: dict[str, Any]) -> dict[str, Any]:
     """Return what a campaign's summary lacks; an evaluation's own rate is its last one."""
-    status = facts.status
+    status = document.status
     rates = [
         {"name": r.name, "step": r.step, "value": r.value, "interval": [r.low, r.high]}
-        for r in facts.rates
+        for r in document.rates
     ]
-    rate = facts.rates[0] if facts.rates else None
+    rate = document.rates[0] if document.rates else None
     measured = {
         "first": None,
         "last": rate and rate.value,
@@ -111,11 +111,13 @@ def _further(facts: ReportData, summary: dict[str, Any]) -> dict[str, Any]:
         "message": status.message,
         "eval": measured if status.benchmark else summary["eval"],
         "rates": rates,
-        "curves": {name: points for name in CURVES if (points := _curve(facts, name))},
-        "intervals": {SOLVE_RATE: solve_rate_intervals(facts)},
-        "cost": facts.cost.to_dict(),
+        "curves": {name: points for name in CURVES if (points := _curve(document, name))},
+        "intervals": {SOLVE_RATE: document.intervals},
+        "cost": document.cost.to_dict(),
     }
 
 
-def _curve(facts: ReportData, name: str) -> list[tuple[int, float]]:
-    return [(step, value) for step, value in metric_points(facts.steps, name) if value is not None]
+def _curve(document: RunDocument, name: str) -> list[tuple[int, float]]:
+    return [
+        (step, value) for step, value in metric_points(document.steps, name) if value is not None
+    ]

@@ -1,38 +1,34 @@
-"""Writes the report of a run, ``report.html``, which has no scripts and loads nothing.
+"""Writes pages of a run, ``report.html``, and of runs side by side: one file each, without network.
 
-It is made from the store alone. The run may be running; nothing of it is changed.
+Both are drawn by the scripts of ``export/page``, from a document that is in the file.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+import os
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
-from runners.observe.swimlane import AttemptSpans
-from runners.report.against import Against, build_against
-from runners.report.alarms import build_alarms
-from runners.report.cost_section import build_cost
-from runners.report.document import render_document, write_document
-from runners.report.links import Links
-from runners.report.overview import build_curves, build_head, build_outcomes
-from runners.report.report_data import ReportData, read_report_data
-from runners.report.rollouts import (
-    build_branches,
-    build_configuration,
-    build_failures,
-    build_rollouts,
-    build_tampering,
-)
-from runners.report.routing import build_routing
-from runners.report.swimlane import read_attempts
-from runners.report.task_rates import build_held_out_tasks, build_task_rates
-from runners.report.unsolved import build_unsolved
+from conf.errors import AgentrlError, ExitCode
+from runners.export.html import NAME as EXPORTED_PAGE
+from runners.export.page_assets import build_document_page
+from runners.processes.atomic_write import atomic_file
+from runners.report.against import Against
+from runners.report.report_data import read_document
 from runners.store.run_store import RunStore
 
 NAME = "report.html"
 QUICK = 5_000
 """Attempts whose report takes about a second: up to there a run writes it at its end."""
+
+
+class ReportError(AgentrlError):
+    """The page cannot be written to its path."""
+
+    exit_code = ExitCode.USAGE
 
 
 def write_report(run_dir: Path, out: Path | None = None, against: Against | None = None) -> Path:
@@ -42,8 +38,11 @@ def write_report(run_dir: Path, out: Path | None = None, against: Against | None
     """
     path = run_dir / NAME if out is None else out
     with RunStore.open(run_dir, read_only=True) as store:
-        text = render_report(store, path, against)
-    write_document(path, text, "--out")
+        document = read_document(store, against)
+    exported = (run_dir / "dump" / EXPORTED_PAGE).resolve()
+    link = _link(exported, path) if exported.is_file() else None
+    title = f"{run_dir.resolve().name} · report"
+    _write(path, title, document.to_dict() | {"exported_page": link}, "--out")
     return path
 
 
@@ -54,45 +53,33 @@ def is_quick(run_dir: Path) -> bool:
     return int(attempts) <= QUICK
 
 
-def render_report(store: RunStore, path: Path, against: Against | None = None) -> str:
-    """Return the page, which will lie at ``path``, with a section about another run if given."""
-    facts = read_report_data(store)
-    links = Links(store.run_dir, path)
-    config = json.dumps(facts.config, indent=2, ensure_ascii=False)
-    parts = [
-        build_alarms(facts),
-        build_curves(facts),
-        build_outcomes(facts),
-        None if against is None else build_against(against, links),
-        build_task_rates(facts, links),
-        build_held_out_tasks(facts, links),
-        build_routing(facts),
-        build_branches(facts),
-        build_rollouts(facts, list(_lanes(store, facts)), links),
-        build_cost(facts.cost),
-        build_tampering(facts, links),
-        build_unsolved(facts, links),
-        build_failures(facts, links),
-        build_configuration(facts, config),
+def write_comparison(found: Mapping[str, Any], run_dirs: Sequence[Path], out: Path) -> None:
+    """Write the page of ``compare_runs``' document; raises ReportError.
+
+    It links the reports of the runs that have been written.
+    """
+    reports = [run_dir.resolve() / NAME for run_dir in run_dirs]
+    links = [
+        _link(each, out) if each.is_file() and each != out.resolve() else None for each in reports
     ]
-    parts.insert(-1, links.build())  # of the links that the sections above have made
-    title = f"{store.run_dir.resolve().name} · report"
-    return render_document(title, build_head(facts), parts)
+    title = f"{len(run_dirs)} runs"
+    document = {**found, "title": title, "reports": links, "written_at": time.time()}
+    _write(out, f"{title} · comparison", document, "--html")
 
 
-def _lanes(store: RunStore, facts: ReportData) -> Iterator[tuple[str, list[AttemptSpans]]]:
-    """Yield title and attempts of the newest, slowest and first step, or of an evaluation."""
-    steps = sorted(facts.sums.ends)
-    if not steps:
-        ((step,),) = store.query("SELECT max(step) FROM rollout WHERE split = 'eval'")
-        if step is not None:
-            yield "The evaluation", read_attempts(store, step, "eval")
-        return
-    took = {step["step"]: step["time/step_s"] for step in facts.steps if "time/step_s" in step}
-    chosen = {steps[-1]: f"Step {steps[-1]}, the newest"}
-    if took:
-        slowest = max(took, key=lambda step: took[step])
-        chosen.setdefault(slowest, f"Step {slowest}, the slowest ({took[slowest]:.1f} s)")
-    chosen.setdefault(steps[0], f"Step {steps[0]}, the first")
-    for step, title in chosen.items():
-        yield title, read_attempts(store, step, "train")
+def _link(target: Path, page: Path) -> str:
+    """Return the address of a file in a page that will lie at ``page``."""
+    return quote(os.path.relpath(target, page.resolve().parent))
+
+
+def _write(path: Path, title: str, document: Mapping[str, Any], option: str) -> None:
+    """Write a page; raises ReportError, which names the option that chooses another path."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(path) as partial:
+            partial.write_text(build_document_page(title, document), "utf-8")
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ReportError(
+            f"{path} cannot be written ({reason}): choose another {option}"
+        ) from error

@@ -1,36 +1,53 @@
-"""Reads the data of a report from a run's store: sums over all attempts, and a few records."""
+"""Reads a run as one JSON document: what its page draws, and the terminal's comparison reads.
+
+Sums are over all attempts; of single ones there are a few, without their long texts, so that the
+document does not grow with the run's rollouts.
+"""
 
 from __future__ import annotations
 
-import heapq
-import re
 import time
-from collections import Counter, defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from math import ceil
 from typing import Any
 
 from conf.compose import changed_keys
+from runners.adviser.adviser import ALARMS
 from runners.campaign.result import find_interval, metrics_rows
 from runners.evaluation.passes import estimate_passes
 from runners.evaluation.statistics import wilson_interval
 from runners.observe.cost import Cost, read_cost
 from runners.observe.status import Status, read_store_status
-from runners.observe.swimlane import name_end, without_texts
+from runners.observe.swimlane import StepSpans, read_step
 from runners.observe.task_rates import TaskRate, read_examples, read_task_rates
-from runners.store.run_store import EventRow, RunStore
+from runners.report.against import Against
+from runners.report.sums import Sums, Totals
+from runners.store.run_store import RunStore
 from runners.store.session_tables import SAMPLED_TOKENS
-from runners.trajectory.outcome import OutcomeClass, OutcomeCode
-from runners.trajectory.record import RolloutRecord
+from runners.trajectory.outcome import MEANING
+from runners.trajectory.printable import make_printable, shorten
+from runners.trajectory.routing import RoutingError
 
-SLOWEST = 12
-_MESSAGE = 160
-"""Failures whose messages share so many first characters are counted as one."""
-_CAUSES, _TAIL = 1_000, 1_200
-"""Reasons that are told apart, and characters of a log: a policy may write what it likes."""
-_NUMBER = re.compile(r"\d+")
-
-UNGRADED = "no grade"
+TASKS, EVENTS = 100, 100
+"""The most entries of a list in the document; the number of all of them stands beside it."""
+_TEXT = 2_000
+"""Characters of an event, which may quote what a policy wrote."""
+_DRAWN = (
+    "train/",
+    "reward/",
+    "eval/",
+    "cheating/",
+    "tokens/",
+    "time/",
+    "policy/",
+    "r3/",
+    "fanout/",
+)
+"""Beginnings of the metrics that the page draws."""
+_BINS = ("never", "up to ¼", "up to ½", "up to ¾", "below 1", "always")
+"""Solve rates: 0, then quarters with their upper end, the last without it, 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,103 +62,6 @@ class SolveRate:
     high: float
     of: int
     """Rollouts, or tasks, it is the mean of."""
-
-
-@dataclass(slots=True)
-class Failure:
-    """Attempts without a grade that ended alike."""
-
-    code: str
-    message: str
-    first: RolloutRecord
-    count: int = 0
-    retried: int = 0
-    """Those of them that another attempt replaced."""
-
-
-@dataclass(slots=True)
-class Cause:
-    """Unsolved rollouts whose verdicts have the same reason, but for its numbers."""
-
-    reason: str
-    """That of the first of them."""
-    rollout_id: str
-    tail: str
-    """End of the first one's test log."""
-    count: int = 0
-
-
-@dataclass(slots=True)
-class Sums:
-    """Sums over the attempts of a run; mutated by ``add``."""
-
-    outcomes: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    """Split → outcome code → rollouts."""
-    ends: dict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    """Training step → solved, unsolved or no grade → rollouts."""
-    stages: dict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    """Training step → stage → seconds of its rollouts together."""
-    tokens: Counter[str] = field(default_factory=Counter)
-    """Sampled tokens by their use: graded, ungraded, replaced, evaluation."""
-    failures: dict[tuple[str, str], Failure] = field(default_factory=dict)
-    causes: dict[str, Cause] = field(default_factory=dict)
-    tampered: list[RolloutRecord] = field(default_factory=list)
-    """Rollouts whose patch tampered with its grading."""
-    tasks: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Group of an evaluation → its graded rollouts, and how many of them are solved."""
-    slow: list[tuple[float, str, RolloutRecord]] = field(default_factory=list)
-    """A heap of the rollouts that took longest."""
-
-    def add(self, record: RolloutRecord) -> None:
-        """Add an attempt."""
-        graded = record.outcome.meaning.reward_counts and record.solved is not None
-        if not graded and record.outcome.outcome_class is not OutcomeClass.CANCELLED:
-            self._failed(record)
-        if not record.counts:
-            self.tokens["replaced"] += record.sampled_tokens
-            return
-        self.outcomes[record.split][record.outcome.code.value] += 1
-        if record.outcome.code is OutcomeCode.POLICY_TAMPERED:
-            self.tampered.append(without_texts(record))
-        end = name_end(record) if graded else UNGRADED
-        if graded and not record.solved:
-            self._unsolved(record)
-        if record.split == "train":
-            self.ends[record.step][end] += 1
-            self.stages[record.step].update(record.timings)
-            self.tokens["graded" if graded else "ungraded"] += record.sampled_tokens
-        else:
-            self.tokens["evaluation"] += record.sampled_tokens
-            if graded:
-                seen, solved = self.tasks.get(record.group, (0, 0))
-                self.tasks[record.group] = (seen + 1, solved + bool(record.solved))
-        took = record.timings.get("total", 0.0), record.session_id
-        if len(self.slow) < SLOWEST:
-            heapq.heappush(self.slow, (*took, without_texts(record)))
-        elif took > self.slow[0][:2]:
-            heapq.heapreplace(self.slow, (*took, without_texts(record)))
-
-    def _unsolved(self, record: RolloutRecord) -> None:
-        verdict = record.verdict or {}
-        reason = str(verdict.get("reason") or record.outcome.message or record.outcome.code.value)
-        cause = self.causes.get(key := _NUMBER.sub("#", reason[:_MESSAGE]))
-        if cause is None and len(self.causes) < _CAUSES:
-            tail = str(verdict.get("log") or "").rstrip()[-_TAIL:]
-            cause = self.causes[key] = Cause(reason, record.rollout_id, tail)
-        if cause is not None:
-            cause.count += 1
-
-    def _failed(self, record: RolloutRecord) -> None:
-        message = record.outcome.message
-        key = (record.outcome.code.value, message[:_MESSAGE])
-        failure = self.failures.setdefault(key, Failure(key[0], message, without_texts(record)))
-        failure.count += 1
-        failure.retried += not record.counts
-
-    @property
-    def slowest(self) -> list[RolloutRecord]:
-        """The rollouts that took longest, the longest first."""
-        return [record for _, _, record in sorted(self.slow, reverse=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,80 +85,228 @@ class BreakTotals:
 
 
 @dataclass(frozen=True, slots=True)
-class ReportData:
-    """Data of the whole page."""
+class EventTotals:
+    """Events of one kind."""
+
+    kind: str
+    count: int
+    last: str
+    """What the last one says."""
+
+
+@dataclass(frozen=True, slots=True)
+class RaisedAlarm:
+    """An illness that the adviser found."""
+
+    name: str
+    steps: list[int]
+    """After which it was found."""
+    now: bool
+    """True if after the last one, too."""
+    evidence: str
+    """Of the last time; likewise ``fix``."""
+    fix: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskLine:
+    """A task, over all steps that worked on it, or all evaluations that measured it."""
+
+    task: str
+    counts: tuple[tuple[int, int, int], ...]
+    """(step, graded, solved) of each."""
+    example: str | None
+    """A rollout of it, one that does not solve it if there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskTotals:
+    """The tasks of a split, the least solved ones by name."""
+
+    tried: int
+    bins: list[tuple[str, int, int]]
+    """Name of a range of solve rates, the tasks in it over all steps, and in their last step."""
+    several: bool
+    """True if a task was tried in several steps."""
+    shown: list[TaskLine]
+
+
+@dataclass(frozen=True, slots=True)
+class RunDocument:
+    """A run as its page and its comparison with others need it."""
 
     status: Status
+    wall_s: float
+    written_at: float
     config: dict[str, Any]
     changes: dict[str, Any]
     """Keys whose values are not the defaults."""
-    written_at: float
-    wall_s: float
     steps: list[dict[str, Any]]
-    """Metrics of each finished step, ``step`` among them."""
+    """Metrics of each finished step that are drawn, ``step`` among them."""
     rates: list[SolveRate]
     """Held-out solve rates of a campaign; pass@1, pass@2, … of an evaluation."""
-    sums: Sums
+    intervals: list[tuple[int, float, float]]
+    """(step, low, high) of the training solve rate."""
+    sums: Totals
+    alarms: list[RaisedAlarm]
     branches: list[BranchTotals]
     breaks: list[BreakTotals]
-    events: list[EventRow]
+    events: list[EventTotals]
+    routing_alarms: list[tuple[str, str]]
+    """The rollout, or the step, and what is wrong with its routing."""
     cost: Cost
-    task_rates: list[TaskRate] = field(default_factory=list)
-    """Training tasks that were tried, the least solved first."""
-    held_out_tasks: list[TaskRate] = field(default_factory=list)
-    """Tasks that evaluations measured, likewise."""
-    examples: dict[str, str] = field(default_factory=dict)
-    """Training task → a rollout of it, one that does not solve it if there is one."""
-    held_out_examples: dict[str, str] = field(default_factory=dict)
-    """The same of the tasks that evaluations measured."""
+    train_tasks: TaskTotals
+    held_out_tasks: TaskTotals
+    lanes: list[tuple[str, StepSpans]]
+    """Title and attempts of the newest, the slowest and the first step, or of an evaluation."""
+    against: Against | None = None
 
-    def kind(self, group: str) -> str:
-        """Return the kind chosen in a configuration group."""
-        section = self.config.get(group)
-        return str(section.get("kind", "?")) if isinstance(section, dict) else "?"
-
-    @property
-    def routing(self) -> bool:
-        """True if the configuration replays routing in training."""
-        return self.kind("routing_replay") not in ("off", "?")
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document as JSON."""
+        parts = list(map(str, self.status.partly_solved))
+        return asdict(self) | {
+            "status": self.status.to_dict() | {"parts": parts},
+            "cost": self.cost.to_dict(),
+            "rewarded": [kind for kind, meaning in MEANING.items() if meaning.reward_counts],
+        }
 
 
-def read_report_data(store: RunStore) -> ReportData:
-    """Read the data of a run, which may be running; raises StoreError."""
+def read_document(store: RunStore, against: Against | None = None) -> RunDocument:
+    """Read a run, which may be running; raises StoreError."""
     state, config, status = store.state(), store.config(), read_store_status(store)
     sums = Sums()
     for record in store.each_rollout():
         sums.add(record)
-    rates = list(_passes(sums, config) if status.benchmark else _held_out(store))
-    return ReportData(
+    rows = metrics_rows(store)
+    return RunDocument(
         status=status,
+        wall_s=state.spent_s,
+        written_at=time.time(),
         config=config,
         changes=changed_keys(config),
-        written_at=time.time(),
-        wall_s=state.spent_s,
-        steps=metrics_rows(store),
-        rates=rates,
-        sums=sums,
+        steps=[
+            {name: row[name] for name in row if name == "step" or name.startswith(_DRAWN)}
+            for row in rows
+        ],
+        rates=list(_passes(sums, config) if status.benchmark else _held_out(store)),
+        intervals=list(_solve_rate_intervals(rows, sums)),
+        sums=sums.total(),
+        alarms=_alarms(rows),
         branches=_branches(store),
         breaks=_breaks(store),
-        events=store.events(),
+        events=_events(store),
+        routing_alarms=_routing_alarms(store, status),
         cost=read_cost(store, config, state.spent_s),
-        task_rates=read_task_rates(store),
-        held_out_tasks=read_task_rates(store, "eval"),
-        examples=read_examples(store, "train"),
-        held_out_examples=read_examples(store, "eval"),
+        train_tasks=_tasks(store, "train"),
+        held_out_tasks=_tasks(store, "eval"),
+        lanes=list(_lanes(store, sums, rows)),
+        against=against,
     )
 
 
-def solve_rate_intervals(facts: ReportData) -> list[tuple[int, float, float]]:
-    """Return (step, low, high): Wilson's interval of each finished step's training solve rate."""
-    found = []
-    for step in (row["step"] for row in facts.steps if row["step"] in facts.sums.ends):
-        ends = facts.sums.ends[step]
+def _solve_rate_intervals(
+    rows: list[dict[str, Any]], sums: Sums
+) -> Iterator[tuple[int, float, float]]:
+    """Yield Wilson's interval of each finished step's training solve rate."""
+    for step in (row["step"] for row in rows if row["step"] in sums.ends):
+        ends = sums.ends[step]
         interval = wilson_interval(ends["solved"], ends["solved"] + ends["unsolved"])
         if interval is not None:
-            found.append((step, *interval))
-    return found
+            yield step, *interval
+
+
+def _alarms(rows: list[dict[str, Any]]) -> list[RaisedAlarm]:
+    """Return every illness that the run had, those that it has now first."""
+    raised: dict[str, list[tuple[int, Mapping[str, str]]]] = {}
+    for row in rows:
+        for alarm in row[ALARMS]:
+            raised.setdefault(alarm["name"], []).append((row["step"], alarm))
+    found = [
+        RaisedAlarm(
+            name,
+            [step for step, _ in times],
+            times[-1][0] == rows[-1]["step"],
+            times[-1][1]["evidence"],
+            times[-1][1]["fix"],
+        )
+        for name, times in raised.items()
+    ]
+    return sorted(found, key=lambda alarm: (not alarm.now, alarm.steps[0]))
+
+
+def _events(store: RunStore) -> list[EventTotals]:
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for event in store.events():
+        kinds.setdefault(event.kind, []).append(event.data)
+    return [
+        EventTotals(
+            make_printable(kind),
+            len(data),
+            _cut(", ".join(f"{key} {value}" for key, value in data[-1].items())),
+        )
+        for kind, data in sorted(kinds.items())[:EVENTS]
+    ]
+
+
+def _routing_alarms(store: RunStore, status: Status) -> list[tuple[str, str]]:
+    """Return the findings of the self-check of routing replay, which name layer and sample."""
+    found = []
+    for event in store.events():
+        reason = str(event.data.get("reason"))
+        if event.kind == "routing_fault":
+            found.append((f"step {event.data.get('step')}", reason))
+        elif event.kind == "routing_refused" or (
+            event.kind == "unbuilt" and reason.startswith("RoutingError")
+        ):
+            found.append((str(event.data.get("rollout_id")), reason))
+    # other exit codes concern services: a router that is gone says nothing about routing
+    if status.exit_code == RoutingError.exit_code and "rout" in status.message:
+        found.append(("the end of the run", status.message))
+    return [(name, _cut(reason)) for name, reason in found[-EVENTS:]]
+
+
+def _tasks(store: RunStore, split: str) -> TaskTotals:
+    rates, examples = read_task_rates(store, split), read_examples(store, split)
+    first = Counter(find_bin(each.rate) for each in rates)
+    last = Counter(find_bin(each.last_rate) for each in rates)
+    return TaskTotals(
+        len(rates),
+        [(name, first[name], last[name]) for name in _BINS],
+        any(each.steps > 1 for each in rates),
+        [_task_line(each, examples) for each in rates[:TASKS]],
+    )
+
+
+def _task_line(each: TaskRate, examples: Mapping[str, str]) -> TaskLine:
+    return TaskLine(each.task_id, each.counts, examples.get(each.task_id))
+
+
+def find_bin(rate: float) -> str:
+    """Return the name of a solve rate's bin."""
+    return _BINS[-1] if rate >= 1 else _BINS[ceil(rate * 4)]
+
+
+def _lanes(
+    store: RunStore, sums: Sums, rows: list[dict[str, Any]]
+) -> Iterator[tuple[str, StepSpans]]:
+    steps = sorted(sums.ends)
+    if not steps:
+        ((step,),) = store.query("SELECT max(step) FROM rollout WHERE split = 'eval'")
+        if step is not None:
+            yield "The evaluation", read_step(store, "eval", step)
+        return
+    took = {row["step"]: row["time/step_s"] for row in rows if "time/step_s" in row}
+    chosen = {steps[-1]: f"Step {steps[-1]}, the newest"}
+    if took:
+        slowest = max(took, key=lambda step: took[step])
+        chosen.setdefault(slowest, f"Step {slowest}, the slowest ({took[slowest]:.1f} s)")
+    chosen.setdefault(steps[0], f"Step {steps[0]}, the first")
+    for step, title in chosen.items():
+        yield title, read_step(store, "train", step)
+
+
+def _cut(text: str) -> str:
+    return make_printable(shorten(text, _TEXT))
 
 
 def _held_out(store: RunStore) -> Iterator[SolveRate]:

@@ -91,7 +91,7 @@ class RunDriver:
         """Seconds that all executions of the run have taken so far."""
         return self._before_s + time.monotonic() - self._started
 
-    def run(self, work: Work, close: Callable[[], object]) -> RunEnd:
+    def run(self, work: Work, close: Callable[[], object] = lambda: None) -> RunEnd:
         """Run ``work``, then ``close``, which writes the results of every end; store the end.
 
         Raises AgentrlError only for what makes a start impossible; later failures are in the

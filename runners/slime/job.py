@@ -21,7 +21,6 @@ from conf.errors import AgentrlError, ExitCode
 from runners.campaign.result import metrics_rows
 from runners.observe.curves import read_evaluations
 from runners.observe.metrics import MetricsWriter
-from runners.observe.png_charts import write_reward_curve
 from runners.observe.remote_status import write_document
 from runners.observe.status import read_store_status
 from runners.processes.ledger import Ledger, reap
@@ -89,7 +88,6 @@ def end(run_dir: Path, code: int) -> None:
         )
         asyncio.run(reap(Ledger(store)))
         MetricsWriter(run_dir, tensorboard=False).rewrite(metrics_rows(store))
-        write_reward_curve(store)
         write_document(run_dir / STATUS_FILE, read_store_status(store).to_dict())
         keep, rates = store.config()["run"]["keep_checkpoints"], dict(read_evaluations(store))
     remove_old_checkpoints(run_dir / CHECKPOINTS, keep=keep, rates=rates)

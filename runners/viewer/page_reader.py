@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from runners.export.contract import Decode
 from runners.export.decoding import find_decode
+from runners.observe.swimlane import read_step
+from runners.report.report_data import read_document
 from runners.store.run_store import RunStore
 from runners.viewer.filters import RolloutQuery, ViewError, parse_query
 from runners.viewer.in_progress import describe_progress, find_in_progress
@@ -15,9 +18,11 @@ from runners.viewer.listing import find_place, list_choices, list_groups, list_r
 from runners.viewer.page_data import build_document, build_tokens
 from runners.viewer.rollout_view import ViewedRollout, open_rollout
 from runners.viewer.search_index import SearchIndex
-from runners.viewer.timeline import build_timeline, read_step, timeline_to_page
+from runners.viewer.timeline import build_timeline, timeline_to_page
 from runners.viewer.wire_view import find_wire, wire_to_page
 
+ATTEMPTS = 500
+"""Attempts of a step that are drawn over time."""
 Given = Mapping[str, list[str]]
 """The values of a request's query by name."""
 
@@ -104,7 +109,11 @@ class PageReader:
     def read_step(self, given: Given) -> dict[str, Any]:
         """Return the attempts of a step (``split``, ``step``) over time; raises ViewError."""
         split = next(iter(given.get("split", ())), "train")
-        return read_step(self._store, split, _number(given, "step", 0))
+        return asdict(read_step(self._store, split, _number(given, "step", 0), ATTEMPTS))
+
+    def read_report(self) -> dict[str, Any]:
+        """Return the run's report, as ``agentrl report`` writes it."""
+        return read_document(self._store).to_dict()
 
     def close(self) -> None:
         """Close the store."""

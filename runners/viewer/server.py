@@ -132,6 +132,7 @@ class ViewServer:
         return {
             "run": lambda _, given: {**reader.read_run(given), "search": self._search},
             "groups": lambda _, __: reader.read_groups(),
+            "report": lambda _, __: reader.read_report(),
             "step": lambda _, given: reader.read_step(given),
             "rollouts": lambda _, given: reader.read_list(given),
             "rollouts/{id}": reader.read_rollout,

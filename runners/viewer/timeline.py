@@ -1,4 +1,4 @@
-"""Tells what happened when: of one rollout turn by turn over all its branches, of a step by stage.
+"""Tells what happened when in one rollout, turn by turn over all its branches.
 
 Between two turns of a thread the agent program works: it runs the tools that the first one called.
 """
@@ -17,8 +17,8 @@ from runners.trajectory.printable import make_line, shorten
 from runners.trajectory.record import MAIN_THREAD, Turn
 from runners.viewer.rollout_view import ViewedRollout
 
-EVENTS, ATTEMPTS = 200, 500
-"""The most events of a rollout, and attempts of a step."""
+EVENTS = 200
+"""The most events of a rollout."""
 WAIT_S = 0.05
 """Seconds of a turn outside of the engine that are worth a word."""
 CALLS, NAME, TEXT = 5, 40, 300
@@ -130,22 +130,3 @@ def _name_calls(turn: Turn) -> str:
     names = [shorten(str(each.get("name")), NAME) for each in functions if isinstance(each, dict)]
     more = f" and {len(calls) - CALLS:,} more" if len(calls) > CALLS else ""
     return make_line(f"{', '.join(names)}{more}", TEXT) if names else ""
-
-
-def read_step(store: RunStore, split: str, step: int) -> dict[str, Any]:
-    """Return the attempts of a step with their stages, at most ``ATTEMPTS``, and their number."""
-    where = "WHERE split = ? AND step = ?"
-    rows = store.query(
-        "SELECT rollout_id, attempt, counts, task_id AS task, code, solved, timings, created_at "
-        f"FROM rollout JOIN session USING (session_id) {where} "
-        f"ORDER BY group_index, member, attempt LIMIT {ATTEMPTS}",
-        (split, step),
-    )
-    attempts = []
-    for row in rows:
-        line = dict(row)
-        stages = place_stages(loads(line.pop("timings")), line.pop("created_at"))
-        line["solved"] = None if line["solved"] is None else bool(line["solved"])
-        attempts.append(line | {"stages": list(stages)})
-    total = store.query(f"SELECT count(*) FROM rollout {where}", (split, step))[0][0]
-    return {"attempts": attempts, "total": total}

@@ -4,7 +4,7 @@
 
 A rollout has six turns in two branches: 3,000 tokens of prompt, then 300 new ones and 200 sampled
 ones a turn, a sub-agent's two turns among them, and 2 kB of text a turn; a group shares its prompt.
-MB are those written; parquet's and html's are compressed, png's are pictures.
+MB are those written; parquet's and html's are compressed.
 """
 
 from __future__ import annotations

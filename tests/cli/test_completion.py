@@ -58,7 +58,7 @@ def offered(agentrl_process: Agentrl, line: str) -> list[str]:
         ("agentrl rollouts runs/a --sort -t", ["-task", "-turns", "-tokens"]),
         ("agentrl rollouts --only solved runs/a --kind w", ["wipe"]),
         ("agentrl regrade runs/a --only grader.", ["grader.error", "grader.timeout"]),
-        ("agentrl dump-trajectories runs/a --format html,p", ["html,parquet", "html,png"]),
+        ("agentrl dump-trajectories runs/a --format html,p", ["html,parquet"]),
         ("agentrl dump-trajectories runs/a --out ", []),
         ("agentrl completion z", ["zsh"]),
         ("agentrl gateway --once -- python ", []),

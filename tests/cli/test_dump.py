@@ -21,7 +21,7 @@ def test_every_file_is_listed_with_its_format_and_size(
     agentrl: Agentrl, run_dir: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    formats = "jsonl,atif,parquet,slime,sft,html,png"
+    formats = "jsonl,atif,parquet,slime,sft,html"
     done = agentrl(
         *("dump-trajectories", str(run_dir), "--format", formats, "--out", str(out)),
         *("--validate", "--json"),
@@ -47,7 +47,7 @@ def test_the_paths_and_the_size_of_the_export_are_printed(agentrl: Agentrl, run_
 def test_filters_without_a_match_are_not_an_error(agentrl: Agentrl, run_dir: Path) -> None:
     done = agentrl(
         *("dump-trajectories", str(run_dir), "--only", "eval", "--step", "1-9", "--task", "sum*"),
-        *("--format", "jsonl,atif,parquet,slime,sft,html,png", "--min-reward", "2", "--unique"),
+        *("--format", "jsonl,atif,parquet,slime,sft,html", "--min-reward", "2", "--unique"),
     )
     assert done.code == 0, done.stderr
     assert "0 rollouts" in done.stderr

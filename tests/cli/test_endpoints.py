@@ -74,7 +74,7 @@ async def test_an_endpoint_is_evaluated_and_nothing_made_of_it_can_be_trained(
         [solved] = [record for record in store.rollouts() if record.solved]
     assert len(turns) == 3
     assert not any(turn.has_ids for turn in turns)
-    formats = ("--format", "jsonl,atif,html,parquet,png", "--validate")
+    formats = ("--format", "jsonl,atif,html,parquet", "--validate")
     dumped = await run("dump-trajectories", "measured", *formats)
     assert dumped.code == ExitCode.DONE, dumped.stderr
     line = json.loads((tmp_path / "measured/dump/trajectories.jsonl").read_text().splitlines()[0])

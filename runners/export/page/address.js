@@ -1,6 +1,6 @@
 "use strict";
 // The address says what is shown, so that every view has a link: #PLACE?NAME=VALUE&…
-// PLACE is a rollout, "group:SPLIT-STEP-GROUP", "time:SPLIT-STEP", or nothing: the overview.
+// PLACE is a rollout, "group:SPLIT-STEP-GROUP", "time:SPLIT-STEP", "report:run", or nothing: the overview.
 
 const FILTERS = ["search", "only", "outcome", "kind", "step", "group", "task", "min_reward", "sort"];
 const VIEWS = ["tab", "chain", "turn", "with", "attempt", "colour", "show"]; // show=overview: on a phone the list is a page of its own
@@ -55,4 +55,5 @@ function link(place, view, attributes, ...children) {
   } }, ...children);
 }
 
+const REPORT = "report:run";
 const groupOf = (row) => `group:${row.split}-${row.step}-${row.group}`;

@@ -13,7 +13,7 @@ function duration(seconds) {
   return whole < 3600 ? `${Math.floor(whole / 60)}:${two(whole % 60)}` : `${Math.floor(whole / 3600)}:${two(Math.floor(whole / 60) % 60)}:${two(whole % 60)}`;
 }
 
-const SVG = ["svg", "rect", "line", "text", "g", "title"];
+const SVG = ["svg", "rect", "line", "text", "g", "title", "path", "circle"];
 
 function make(name, attributes = {}, ...children) {
   const node = SVG.includes(name) ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);

@@ -23,6 +23,7 @@ async function content() {
   if (!place) return overview();
   if (place.startsWith("group:")) return groupView();
   if (place.startsWith("time:") && source.live) return stepView();
+  if (place === REPORT && source.hasReport) return reportView();
   const found = await readRollout(place, view.attempt);
   if (view.with) return compareView(found, await readRollout(view.with));
   return () => { open = found; return rolloutView(); };
@@ -127,7 +128,7 @@ const KEYS = {
   6: ["timeline", () => choose("Timeline")],
   "?": ["these keys", () => (at("keys").open ? at("keys").close() : at("keys").showModal())],
 };
-const isRolloutPlace = () => state.place && !/^(group|time):/.test(state.place);
+const isRolloutPlace = () => state.place && !/^(group|time|report):/.test(state.place);
 
 function choose(tab) {
   if (isRolloutPlace()) go({ view: { tab, with: null } }, { replace: true });

@@ -11,7 +11,7 @@ async function overview() {
     const key = `${group.split} ${group.step}`;
     steps.set(key, [...(steps.get(key) ?? []), group]);
   }
-  const head = make("div", { class: "title" }, back(), make("h1", {}, run.name), run.state ? make("span", { class: STATES[run.state] ?? "dim" }, run.state) : null);
+  const head = make("div", { class: "title" }, back(), make("h1", {}, run.name), run.state ? make("span", { class: STATES[run.state] ?? "dim" }, run.state) : null, source.hasReport ? link(REPORT, {}, {}, "report: curves, tasks, failures") : null);
   const keys = make("p", { class: "dim" }, "A square is a group: the share of its rollouts that solved the task. ", make("kbd", {}, "?"), " shows the keys.");
   const live = source.live && run.in_progress ? await source.list({ only: ["running"], sort: "-duration" }, 0, LIVE) : null;
   const inProgress = live?.rows.length ? progressCard(live) : null;
@@ -19,6 +19,16 @@ async function overview() {
   // The newest first: the evaluation after a step follows it.
   const newest = [...steps.values()].sort(([a], [b]) => b.step - a.step || (a.split === "eval" ? -1 : 1));
   return [head, keys, inProgress, ...newest.map(stepCard)].filter(Boolean);
+}
+
+// The run's report, as `agentrl report` writes it.
+async function reportView() {
+  const [top, all] = drawReport(await source.report(), linkInViewer), sections = all.filter(Boolean);
+  const bar = sectionBar(sections, () => linkTo(REPORT), (event, one) => {
+    event.preventDefault();
+    one.scrollIntoView({ block: "start" });
+  });
+  return [back(), make("div", { class: "document" }, top, bar, sections)];
 }
 
 const LIVE = 50; // rollouts in progress that the overview shows, those that take longest

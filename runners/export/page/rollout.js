@@ -2,8 +2,6 @@
 // One rollout: its facts, where its time went, the tree of its branches, and tabs.
 
 const AGENTS = ["main", "subagent", "compaction", "side"];
-const STAGES = ["queue", "session", "boot", "harness", "patch", "teardown", "finish", "grade"];
-const STAGE_COLOURS = ["--wipe", "--dim", "--side", "--main", "--subagent", "--good", "--accent", "--compaction"];
 
 let open = null; // the rollout that is shown
 let chain = 0; // index of its chain that is shown
@@ -43,10 +41,10 @@ function trouble() {
 }
 
 function phases() {
-  const parts = STAGES.map((name, index) => [name, open.timings[name], STAGE_COLOURS[index]]).filter(([, seconds]) => seconds > 0);
+  const parts = Object.entries(STAGES).map(([name, colour]) => [name, open.timings[name], `--${colour}`]).filter(([, took]) => took > 0);
   if (!parts.length) return [];
-  return [make("div", { class: "phases" }, ...parts.map(([name, seconds, colour]) => make("i", { title: `${name} ${fixed(seconds)} s`, style: { "flex-grow": seconds, background: `var(${colour})` } }))),
-    make("div", { class: "legend" }, ...parts.map(([name, seconds, colour]) => make("span", {}, make("i", { style: { background: `var(${colour})` } }), `${name} ${fixed(seconds)} s`)),
+  return [make("div", { class: "phases" }, ...parts.map(([name, took, colour]) => make("i", { title: `${name} ${fixed(took)} s`, style: { "flex-grow": took, background: `var(${colour})` } }))),
+    make("div", { class: "legend" }, ...parts.map(([name, took, colour]) => make("span", {}, make("i", { style: { background: `var(${colour})` } }), `${name} ${fixed(took)} s`)),
       open.timings.total ? make("span", {}, `total ${fixed(open.timings.total)} s`) : null)];
 }
 
@@ -58,10 +56,8 @@ function time() {
   const width = 1000, left = 120, row = 24, span = Math.max(end - start, 1e-6);
   const x = (seconds) => left + ((width - left - 8) * seconds) / span;
   const svg = make("svg", { viewBox: `0 0 ${width} ${lanes.length * row + 22}`, role: "img", "aria-label": "turns over time" });
-  const tick = 10 ** Math.floor(Math.log10(span)) * ([1, 2, 5].find((step) => span / 10 ** Math.floor(Math.log10(span)) / step <= 8) ?? 10) / (span / 10 ** Math.floor(Math.log10(span)) < 3 ? 4 : 1);
-  for (let seconds = 0; seconds <= span; seconds += tick) {
-    svg.append(make("line", { class: "tick", x1: x(seconds), x2: x(seconds), y1: 0, y2: lanes.length * row }),
-      make("text", { x: x(seconds), y: lanes.length * row + 15, "text-anchor": "middle" }, `${Number(seconds.toPrecision(3))} s`));
+  for (const tick of makeScale(0, span, left, width - 8).ticks(8)) {
+    svg.append(make("line", { class: "grid", x1: x(tick), x2: x(tick), y1: 0, y2: lanes.length * row }), label(`${significant(tick)} s`, x(tick), lanes.length * row + 15));
   }
   lanes.forEach((lane, index) => {
     const agent = open.chains.find((one) => one.thread === lane && one.agent_type)?.agent_type;

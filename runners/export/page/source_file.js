@@ -147,6 +147,8 @@ function counts(values) {
 const source = {
   live: false,
   run: async () => ({ name: at("name").textContent, choices: { only: counts(rows.map((row) => row.split)), outcome: counts(rows.map((row) => row.code)), step: counts(rows.map((row) => row.step)) } }),
+  hasReport: document.querySelector("script.document") !== null,
+  report: async () => JSON.parse(document.querySelector("script.document").textContent),
   async groups() {
     const found = new Map();
     for (const row of rows) {

@@ -11,7 +11,9 @@ async function ask(path, query = {}) {
 
 const source = {
   live: true,
+  hasReport: true,
   run: (watch) => ask("run", { watch }),
+  report: () => ask("report"),
   groups: async () => (await ask("groups")).groups,
   list: (query, offset, limit) => ask("rollouts", { ...query, offset: String(offset), limit: String(limit) }),
   place: async (query, id) => (await ask(`rollouts/${encodeURIComponent(id)}/place`, query)).place,

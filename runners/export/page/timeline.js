@@ -37,25 +37,11 @@ function moment(one, start, longest) {
     make("td", { class: "dim" }, one.thread), make("td", {}, one.kind === "tools" ? "↳ " : null, text, share ? make("i", { class: "length", style: { width: `${share}%` } }) : null));
 }
 
-// The rollouts of a step as lanes, a bar for each stage.
+// The rollouts of a step as lanes.
 async function stepView() {
   const [split, step] = state.place.slice("time:".length).split("-");
-  const { attempts, total } = await source.step(split, step);
-  const about = split === "eval" ? `Evaluation after step ${step}` : `Step ${step}`;
+  const found = await source.step(split, step), about = split === "eval" ? `Evaluation after step ${step}` : `Step ${step}`;
   const head = [make("nav", { class: "crumbs", "aria-label": "place" }, back(), link("", { show: "overview" }, {}, run.name), " › ", about), make("div", { class: "title" }, make("h1", {}, `${about} by the clock`))];
-  const spans = attempts.flatMap((one) => one.stages);
-  if (!spans.length) return [...head, empty("No attempt of this step has ended yet.")];
-  const start = Math.min(...spans.map(([, at]) => at)), end = Math.max(...spans.map(([, at, seconds]) => at + seconds));
-  const width = 1000, left = 190, row = 15, top = 18, span = Math.max(end - start, 1e-6), x = (seconds) => left + ((width - left - 24) * seconds) / span;
-  const svg = make("svg", { viewBox: `0 0 ${width} ${attempts.length * row + top}`, role: "img", "aria-label": "stages of the rollouts over time" });
-  for (let part = 0; part <= 5; part += 1) svg.append(make("line", { class: "tick", x1: x((span * part) / 5), x2: x((span * part) / 5), y1: top, y2: attempts.length * row + top }), make("text", { x: x((span * part) / 5), y: 11, "text-anchor": "middle" }, duration((span * part) / 5)));
-  attempts.forEach((one, index) => {
-    const [sign, , name] = verdictOf(one.solved, one.code), y = top + index * row, said = `${one.rollout_id}${one.attempt ? ` a${one.attempt}` : ""}`;
-    const open = () => go({ place: one.rollout_id, view: { tab: "Timeline", attempt: one.counts ? null : one.attempt } });
-    svg.append(make("g", { class: `lane-of ${one.counts ? "" : "faded"}`, onclick: open }, make("title", {}, `${said} · ${one.task}\n${one.code}, ${name}\n${one.stages.map(([stage, , seconds]) => `${stage} ${fixed(seconds)} s`).join(" · ")}`),
-      make("rect", { class: "lane", x: 0, y, width, height: row - 1 }), make("text", { x: 4, y: y + 11 }, `${sign} ${said}`),
-      one.stages.map(([stage, at, seconds]) => make("rect", { x: x(at - start), y: y + 2, width: Math.max(0.5, x(seconds) - x(0)), height: row - 5, style: { fill: `var(${STAGE_COLOURS[STAGES.indexOf(stage)]})` } }))));
-  });
-  const legend = make("div", { class: "legend" }, STAGES.map((name, index) => make("span", {}, make("i", { style: { background: `var(${STAGE_COLOURS[index]})` } }), name)), total > attempts.length ? make("span", {}, `${number(attempts.length)} of ${number(total)} attempts`) : null);
-  return [...head, make("section", { class: "card scroll" }, legend, make("div", { class: "lanes" }, svg))];
+  if (!found.attempts.length) return [...head, empty("No attempt of this step has ended yet.")];
+  return [...head, make("section", { class: "card" }, drawLanes(found, (one) => go({ place: one.rollout_id, view: { tab: "Timeline", attempt: one.counts ? null : one.attempt } })))];
 }

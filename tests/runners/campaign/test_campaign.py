@@ -52,7 +52,6 @@ def test_a_campaign_runs_from_nothing_to_a_trained_policy(finished: Finished) ->
         assert_nothing_twice(store)
     assert (found["tokens"], found["groups"]) == (tokens, document["groups"])
     assert set(document["eval"]) == {"first", "last", "interval"}
-    assert (miniature.run_dir / "reward_curve.png").stat().st_size > 1000
     assert list(miniature.run_dir.rglob("events.out.tfevents.*"))
     assert not list((miniature.run_dir / "sandboxes").glob("*"))
     wanted = {

@@ -191,7 +191,8 @@ def test_filters_are_parsed() -> None:
         (lambda: parse_filter(None, "9" * 5000), "give a step"),
         (lambda: parse_filter(min_reward=math.nan), "--min-reward nan: give a number"),
         (lambda: parse_formats("jsonl,parket"), "--format parket: did you mean parquet?"),
-        (lambda: parse_formats(""), "choose one of jsonl, atif, parquet, slime, sft, html, png"),
+        (lambda: parse_formats(""), "choose one of jsonl, atif, parquet, slime, sft, html"),
+        (lambda: parse_formats("png"), "--format png is gone: --format html draws the same"),
     ],
 )
 def test_an_unknown_filter_names_the_known_ones(read: Callable[[], object], says: str) -> None:

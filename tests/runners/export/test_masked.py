@@ -1,4 +1,4 @@
-"""Which chains are not in the loss, and why: in the record, in the pictures, on the page."""
+"""Which chains are not in the loss, and why."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from conf.compose import compose
-from runners.export.dump import RolloutFilter, dump
+from runners.export.dump import dump
 from runners.export.masked import find_masked
 from runners.export.trajectory import Trajectory
 from runners.store.run_store import RunStore
@@ -118,33 +117,3 @@ def test_a_chain_has_the_finish_reason_of_its_last_turn(tmp_path: Path) -> None:
     with branched(tmp_path / "cut", "abort") as store:
         turns = store.turns("train-000001-00-00-a0")
     assert [turn.finish_reason for turn in turns][:3] == ["stop", "abort", "stop"]
-
-
-def draw(tmp_path: Path, name: str, line: str, finish: str = "stop") -> np.ndarray:
-    """Return the picture of a step, as bytes [height, width, 3]."""
-    import matplotlib.image
-
-    run = tmp_path / name
-    config = compose(["scenario=mixed", *line.split()]).model_dump(mode="json")
-    with branched(run, finish) as store:
-        store.replace_config(config)
-        dump(store, run, formats=("png",), selection=RolloutFilter())
-    return np.asarray(matplotlib.image.imread(run / "train-000001.png"))[..., :3] * 255
-
-
-def count(picture: np.ndarray, colour: tuple[int, int, int]) -> int:
-    return int((np.abs(picture - colour) < 2).all(-1).sum())
-
-
-def test_pictures_hatch_what_is_masked_and_end_a_cut_call_in_red(tmp_path: Path) -> None:
-    blue, violet, red = (63, 122, 224), (148, 87, 207), (200, 55, 45)
-    whole = draw(tmp_path, "whole", "fanout=segments")
-    part = draw(tmp_path, "part", "fanout=collapse")
-    cut = draw(tmp_path, "cut", "fanout=segments", "abort")
-    lanes = slice(0, whole.shape[0] // 4)
-    # a sub-agent's chain is masked by collapse, and white lines cross its bars
-    assert count(part[lanes], violet) < 0.9 * count(whole[lanes], violet)
-    bars = slice(-whole.shape[0] // 5, None)
-    assert 0 < count(part[bars], violet) < 0.95 * count(whole[bars], violet)
-    assert count(part, blue) < count(whole, blue)
-    assert count(cut[lanes], red) > count(whole[lanes], red)

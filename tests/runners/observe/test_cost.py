@@ -11,7 +11,6 @@ import pytest
 from conf.compose import compose
 from runners.observe.cost import count_gpus, format_amount, format_price, read_cost
 from runners.report.comparison import compare_runs
-from runners.report.page import render_report
 from runners.sandboxes.cpu_time import CPU_S
 from runners.store.run_store import RunStore
 from tests.fakes.records import a_rollout, write_session
@@ -43,7 +42,6 @@ def test_all_attempts_count_and_only_what_has_a_price_is_priced(tmp_path: Path) 
         cost = read_cost(store, store.config(), wall_s=7200.0)
         turns = [turn for (name,) in store.query("SELECT session_id FROM session")
                  for turn in store.turns(name)]  # fmt: skip
-        page = render_report(store, tmp_path / "report.html")
     assert cost.sandbox_hours == pytest.approx(3 * 1800 / 3600)
     assert cost.prompt_tokens == sum(turn.usage["prompt_tokens"] for turn in turns)
     assert cost.sampled_tokens == sum(turn.output_tokens for turn in turns) > 0
@@ -53,32 +51,25 @@ def test_all_attempts_count_and_only_what_has_a_price_is_priced(tmp_path: Path) 
         {"sandbox_hour": 3.0, "input_token_million": tokens, "output_token_million": 0.0}
     )
     assert cost.total == cost.per_solved_task == pytest.approx(3.0 + tokens)
-    assert "for each of 1 solved task" in page
 
 
 def test_cpu_hours_are_those_that_were_measured(tmp_path: Path) -> None:
     with make_run(tmp_path / "run", []) as store:
         unknown = read_cost(store, store.config(), wall_s=3600.0)
-        page = render_report(store, tmp_path / "report.html")
         measured = a_rollout("train-000001-02-00", extra={CPU_S: 1800.0})
         store.put_rollout(measured)
         store.put_rollout(replace(measured, rollout_id="train-000001-02-01", session_id="s2"))
         known = read_cost(store, store.config(), wall_s=3600.0)
-        later = render_report(store, tmp_path / "report.html")
     assert (unknown.cpu_hours, unknown.cpu_attempts) == (None, (0, 3))
-    assert "measured in local sandboxes only" in page
     assert ("CPU hours in them", "not known") in list(unknown.describe())
     assert (known.cpu_hours, known.cpu_attempts) == (1.0, (2, 5))
-    assert "CPU time was measured in 2 of 5 attempts." in later
 
 
 def test_a_run_without_prices_says_what_it_used(tmp_path: Path) -> None:
     with make_run(tmp_path / "run", []) as store:
         cost = read_cost(store, store.config() | {"observe": {}}, wall_s=0.0)
-        page = render_report(store, tmp_path / "report.html")
     assert cost.total is None
     assert cost.per_solved_task is None
-    assert "With observe.prices it says what that costs." in page
 
 
 def test_gpus_that_are_not_known_are_not_priced_as_free(tmp_path: Path) -> None:

@@ -9,12 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import matplotlib.image
-import numpy as np
 import pytest
 from rich.console import Console, RenderableType
 
-from runners.observe.png_charts import write_reward_curve
 from runners.observe.status import read_status, render
 from runners.observe.summary import summary_table
 from runners.store.run_state import State
@@ -207,17 +204,3 @@ def test_the_summary_of_a_run_that_was_evaluated_once_shows_that_one_rate() -> N
     assert "→" not in once
     never = text(summary_table(summary(eval={"first": None, "last": None})))
     assert "held-out" not in never
-
-
-def test_the_reward_curve_is_a_picture(store: RunStore) -> None:
-    path = write_reward_curve(store)
-    assert path == store.run_dir / "reward_curve.png"
-    pixels = matplotlib.image.imread(path)[..., :3] * 255
-    for colour in ((42, 125, 225), (154, 165, 177), (224, 123, 0)):  # rates, rewards, held-out
-        assert (np.abs(pixels - colour) < 2).all(-1).sum() > 100
-
-
-def test_without_a_step_there_is_no_curve(tmp_path: Path) -> None:
-    with RunStore.create(tmp_path, CONFIG) as store:
-        assert write_reward_curve(store) is None
-    assert not (tmp_path / "reward_curve.png").exists()

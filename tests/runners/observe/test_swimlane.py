@@ -1,59 +1,60 @@
-"""The layout of a swimlane, which both renderers draw."""
+"""An attempt's stages follow one another, in the place where its session was opened."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from runners.observe.swimlane import AttemptSpans, Span, lay_out, name_end
-from tests.fakes.records import LOST, a_rollout
+from runners.observe.swimlane import MOST, name_end, read_step
+from runners.store.run_store import RunStore
+from tests.fakes.records import CONFIG, LOST, a_rollout, write_session
+
+TIMINGS = {"queue": 3.0, "session": 0.5, "boot": 1.0, "harness": 4.0, "grade": 2.0, "total": 8.0}
 
 
-def attempt(member: int, start: float, *, number: int = 0, agents: bool = False) -> AttemptSpans:
-    """Return an attempt of 3 seconds with calls in its second one."""
-    record = a_rollout(f"train-000001-02-{member:02}", attempt=number)
-    calls = [Span("main", start + 1.0, 0.5), Span("main", start + 1.5, 0.25)]
-    if agents:
-        calls += [Span("subagent", start + 1.0, 1.0, f"agent-{n}") for n in (1, 2, 3)]
-    stages = [Span("boot", start, 1.0), Span("harness", start + 1.0, 2.0)]
-    return AttemptSpans(record, stages, calls)
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    return RunStore.create(tmp_path / "run", CONFIG)
 
 
-def test_times_begin_with_the_first_span_and_a_retry_shares_the_lane() -> None:
-    layout = lay_out([attempt(0, 1000.0), attempt(1, 1002.0), attempt(1, 1006.0, number=1)])
-    assert [(label, len(attempts)) for label, attempts in layout.lanes] == [("2.0", 1), ("2.1", 2)]
-    (_, (first,)), (_, (failed, retried)) = layout.lanes
-    assert [(box.name, box.left, box.width) for box in first.stages] == [
-        ("boot", 0.0, 1.0),
-        ("harness", 1.0, 2.0),
-    ]
-    assert [(box.left, box.width) for box in failed.calls] == [(3.0, 0.5), (3.5, 0.25)]
-    assert (retried.left, retried.right, layout.seconds) == (6.0, 9.0, 9.0)
+def test_stages_lie_around_the_opening_of_the_session(store: RunStore) -> None:
+    record = a_rollout(timings=TIMINGS)
+    write_session(store, record.session_id, 2)
+    store.put_rollout(record)
+    ((opened_at,),) = store.query("SELECT created_at FROM session")
+    (attempt,) = read_step(store, "train", 1).attempts
+    begun = {name: at for name, at, _ in attempt.stages}
+    assert begun["session"] + 0.5 == pytest.approx(opened_at)
+    assert begun["queue"] + 3.0 == pytest.approx(begun["session"])
+    assert begun["harness"] == pytest.approx(opened_at + 1.0)
+    assert attempt.ended_at == pytest.approx(opened_at + 7.0)
+    assert [(call[0], call[2], call[4]) for call in attempt.calls] == [("main", 0.5, False)] * 2
 
 
-def test_threads_that_speak_at_once_lie_below_one_another() -> None:
-    (_, (laid_out,)) = lay_out([attempt(0, 5.0, agents=True)]).lanes[0]
-    assert [(box.top, box.height) for box in laid_out.calls] == [
-        (0.0, 0.25),
-        (0.0, 0.25),
-        (0.25, 0.25),
-        (0.5, 0.25),
-        (0.75, 0.25),
-    ]
+def test_the_sandbox_is_closed_after_the_patch_or_after_its_own_grading(store: RunStore) -> None:
+    after_patch = a_rollout(timings=TIMINGS | {"patch": 0.5, "teardown": 0.25})
+    in_place = a_rollout("train-000001-00-01", timings=TIMINGS | {"teardown": 0.25})
+    for record in (after_patch, in_place):
+        write_session(store, record.session_id, 1)
+        store.put_rollout(record)
+    attempts = read_step(store, "train", 1).attempts
+    names = [[name for name, _, seconds in each.stages if seconds] for each in attempts]
+    assert names[0][-3:] == ["patch", "teardown", "grade"]
+    assert names[1][-2:] == ["grade", "teardown"]
 
 
-def test_without_stages_the_calls_give_the_ends() -> None:
-    calls = attempt(0, 10.0).calls
-    (_, (laid_out,)) = lay_out([AttemptSpans(a_rollout(), (), calls)]).lanes[0]
-    assert (laid_out.left, laid_out.right) == (0.0, 0.75)
-    nothing = lay_out([AttemptSpans(a_rollout(), (), ())])
-    assert (nothing.seconds, nothing.shown) == (0.0, 1)
-
-
-def test_of_many_attempts_those_that_ended_last_are_shown() -> None:
-    layout = lay_out([attempt(member, 1000.0 - member) for member in range(5)], most=2)
-    assert ([label for label, _ in layout.lanes], layout.shown) == (["2.0", "2.1"], 2)
+def test_of_many_attempts_those_that_ended_last_are_kept(store: RunStore) -> None:
+    for member in range(MOST + 10):
+        timings = TIMINGS if member >= 10 else {"session": 0.1}
+        record = a_rollout(f"train-000001-{member // 8:03}-{member % 8:02}", timings=timings)
+        store.add_session(record.session_id, {})
+        store.put_rollout(record)
+    store.put_rollout(a_rollout("train-000001-050-00"))  # got no session: it has no lane
+    step = read_step(store, "train", 1)
+    assert (len(step.attempts), step.total) == (MOST, MOST + 10)
+    assert [each.lane for each in step.attempts][:2] == ["1.2", "1.3"]
 
 
 @pytest.mark.parametrize(
@@ -61,11 +62,11 @@ def test_of_many_attempts_those_that_ended_last_are_shown() -> None:
     [
         ({}, "solved"),
         ({"solved": False}, "unsolved"),
-        ({"solved": None}, "policy"),
-        ({"outcome": LOST}, "infra"),
+        ({"outcome": LOST, "solved": None}, "infra"),
+        ({"solved": None, "reward": None}, "policy"),
     ],
 )
-def test_an_attempt_without_a_grade_is_named_by_its_outcome_class(
+def test_the_end_of_an_attempt_is_its_verdict_or_why_there_is_none(
     changes: dict[str, Any], end: str
 ) -> None:
     assert name_end(a_rollout(**changes)) == end

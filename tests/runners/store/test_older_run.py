@@ -42,7 +42,7 @@ def test_its_status_and_report_are_read(run_dir: Path) -> None:
 
 
 def test_its_rollouts_are_exported_whole(run_dir: Path, tmp_path: Path) -> None:
-    formats = ("jsonl", "atif", "parquet", "slime", "html", "png")
+    formats = ("jsonl", "atif", "parquet", "slime", "html")
     with RunStore.open(run_dir, read_only=True) as store:
         report = dump(store, tmp_path / "out", formats=formats)
         sampled = sum(record.sampled_tokens for record in store.rollouts(counts=True))

@@ -152,9 +152,9 @@ async def test_a_step_and_a_rollout_are_seen_by_the_clock(browser: Browser, run_
     write_timed_rollout(run_dir)
     async with ViewServer(run_dir, 0) as server:
         await browser.open(f"{server.url}#time:train-3")
-        await browser.until("document.querySelectorAll('.lane-of').length === 1")
+        await browser.until("document.querySelectorAll('.lanes .chosen').length === 1")
         await browser.run(
-            "document.querySelector('.lane-of').dispatchEvent(new MouseEvent('click'))"
+            "document.querySelector('.lanes .chosen').dispatchEvent(new MouseEvent('click'))"
         )
         await browser.until("document.querySelectorAll('.moments tbody tr').length === 13")
         assert "finish: abort" in await browser.text(".moments tr.bad")

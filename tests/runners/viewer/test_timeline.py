@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from runners.export.page_assets import read_asset
 from runners.store.run_store import RunStore
 from runners.trajectory.outcome import order_stages
 from runners.viewer.rollout_view import open_rollout
-from runners.viewer.timeline import ATTEMPTS, EVENTS, TEXT, Moment, build_timeline, read_step
+from runners.viewer.timeline import EVENTS, TEXT, Moment, build_timeline
 from tests.fakes.records import a_rollout, a_turn
 from tests.runners.viewer.conftest import TIMED, write_timed_rollout
 
@@ -55,16 +54,6 @@ def test_waits_and_aborts_are_told_and_texts_are_bounded(run_dir: Path) -> None:
     assert not any("\x1b" in each.text for each in read(run_dir))
 
 
-def test_a_step_has_its_attempts_with_their_stages(run_dir: Path) -> None:
-    write_timed_rollout(run_dir)
-    with RunStore.open(run_dir, read_only=True) as store:
-        found = read_step(store, "train", 3)
-        assert found["total"] == 1
-        assert found["attempts"][0]["stages"][2] == ("boot", 1000.0, 1.0)
-        first = read_step(store, "train", 1)
-    assert [each["counts"] for each in first["attempts"]] == [1, 1, 0, 1, 1]
-
-
 def test_of_many_tools_some_are_named_and_only_a_gap_between_turns_is_theirs(
     run_dir: Path,
 ) -> None:
@@ -81,23 +70,16 @@ def test_of_many_tools_some_are_named_and_only_a_gap_between_turns_is_theirs(
     assert tools == [(11.0, "tool0, tool1, tool2, tool3, tool4 and 3 more")]
 
 
-def test_events_of_a_rollout_and_attempts_of_a_step_are_bounded(run_dir: Path) -> None:
+def test_events_of_a_rollout_are_bounded(run_dir: Path) -> None:
     write_timed_rollout(run_dir)
     with RunStore.open(run_dir) as store:
         for number in range(EVENTS + 1):
             store.event("noted", {"rollout_id": TIMED, "number": number})
-        for number in range(ATTEMPTS + 1):
-            record = a_rollout(f"train-000007-{number:03}-00")
-            store.add_session(record.session_id, {})
-            store.put_rollout(record)
     assert sum(each.kind == "event" for each in read(run_dir)) == EVENTS
-    with RunStore.open(run_dir, read_only=True) as store:
-        found = read_step(store, "train", 7)
-    assert (len(found["attempts"]), found["total"]) == (ATTEMPTS, ATTEMPTS + 1)
 
 
 def test_the_page_knows_every_stage_and_has_a_colour_for_it() -> None:
-    lists = re.findall(r"const STAGE(?:S|_COLOURS) = (\[.*\]);", read_asset("rollout.js"))
-    stages, colours = map(json.loads, lists)
-    assert stages == order_stages({"patch"})
-    assert len(set(colours)) == len(stages)
+    (colours,) = re.findall(r"const STAGES = \{ (.*) \};", read_asset("lanes.js"))
+    found = dict(each.split(": ") for each in colours.split(", "))
+    assert list(found) == order_stages({"patch"})
+    assert len(set(found.values())) == len(found)
