@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import resource
@@ -23,9 +24,13 @@ set_mkl_mode()  # before the first matrix product of any test
 # ranks have more of them than there are cores, a small product costs thirty times its work.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-settings.register_profile("default", deadline=None)
-settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
-settings.load_profile("ci" if os.environ.get("CI") else "default")
+settings.register_profile("default", deadline=None, max_examples=25)
+# what decides on a change does not depend on luck: it is .ci/nightly that looks for new examples
+settings.register_profile("ci", settings.get_profile("default"), derandomize=True, print_blob=True)
+settings.register_profile("nightly", deadline=None, max_examples=200, print_blob=True)
+settings.load_profile(
+    os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "default")
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -148,6 +153,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: (_place(item.path), -counts[item.path]))
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    # torch, transformers and the tests are half a million objects, which stay: without this every
+    # full collection looks at each, for a third of a second.
+    gc.collect()
+    gc.freeze()
+
+
 def _nearness(item: pytest.Item, places: tuple[Path, ...]) -> int:
     """Return 0 for a test that decides, else the place that has it: past the last where none."""
     if item.get_closest_marker("decides"):
@@ -185,8 +198,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         limits = limit._get_item_settings(item)  # type: ignore[union-attr]
         item.config.hook.pytest_timeout_cancel_timer(item=item)
         item.config.hook.pytest_timeout_set_timer(item=item, settings=limits)
-    ends = item.config.option.stop_at
-    if ends and time.time() > ends and item.get_closest_marker("decides") is None:
+    ends, first = item.config.option.stop_at, getattr(item, "execution_count", 1) == 1
+    if ends and time.time() > ends and first and item.get_closest_marker("decides") is None:
         pytest.skip("no time left in .ci/run: left to .ci/nightly")
     if item.get_closest_marker("gpu") is not None:
         import torch

@@ -57,11 +57,15 @@ decides, and its error names it.
 
 @dataclass(frozen=True, slots=True)
 class GatewayHooks:
-    """The two places where a fault plan, a replay or a preflight puts something of its own."""
+    """The places where a fault plan, a replay or a preflight puts something else."""
 
     wrap_engine: Callable[[Engine, AsyncTurnLog], Engine] = lambda engine, turn_log: engine
     """Return the engine to ask instead of the client of ``engine_url``."""
     server_class: type[GatewayServer] = GatewayServer
+    text_processes: bool = True
+    """Whether processes work on long texts. Without them the loop does: where nobody else waits for
+    it, the second that each process takes to start is saved.
+    """
 
 
 NO_HOOKS = GatewayHooks()
@@ -84,7 +88,7 @@ async def serve(
     parser = _server_parsers(settings) if settings.renderer == CHAT_TEMPLATE else None
     turn_log = AsyncTurnLog()
     engine = _engine(settings, hooks, turn_log)
-    pool = TextPool(tokenizer, settings.renderer, settings.limits)
+    pool = TextPool(tokenizer, settings.renderer, settings.limits) if hooks.text_processes else None
     texts = Texts(work, settings.limits, pool)
     services = SessionServices(
         engine,

@@ -7,7 +7,7 @@ import json
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -109,14 +109,15 @@ async def running_gateway(
     *,
     make_run: bool = True,
     hooks: GatewayHooks = NO_HOOKS,
+    text_processes: bool = False,
     **changes: Any,
 ) -> AsyncIterator[Gateway]:
-    """Serve a gateway in this event loop."""
+    """Serve a gateway in this event loop, which by default works on long texts, too."""
     if make_run:
         RunStore.create(run_dir, {}).close()
     settings = settings_for(engine_url, tokenizer_dir, run_dir, **changes)
     async with (
-        serve_inline(settings, hooks) as info,
+        serve_inline(settings, replace(hooks, text_processes=text_processes)) as info,
         aiohttp.ClientSession() as http,
     ):
         admin = GatewayAdmin(info["url"], info["admin_key"])

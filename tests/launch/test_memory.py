@@ -115,7 +115,7 @@ def test_an_engine_that_leaves_no_memory_to_the_trainer_is_refused() -> None:
     assert fault.startswith("model.layout.engine_memory=0.95 leaves too little")
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(model=st.sampled_from(MODELS), less=st.integers(1, 40_000), more=st.integers(1, 40_000))
 def test_more_tokens_need_more_memory_and_the_longest_sample_is_the_limit(
     model: str, less: int, more: int

@@ -49,7 +49,7 @@ def configs(draw: st.DrawFn) -> Config:
     return config.model_copy(update=sections)
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(config=configs())
 def test_a_random_topology_is_refused_with_a_reason_or_consistent(config: Config) -> None:
     job = make_cluster_job(config)

@@ -7,6 +7,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from runners.export.dump import RolloutFilter, dump
 from runners.export.html import NAME, ROWS
 from runners.export.page_texts import TEXT
@@ -124,6 +126,7 @@ def test_more_rollouts_than_a_block_has_are_all_there(tmp_path: Path) -> None:
     assert page.tags.count("script") == 2 + 1 + len(names)
 
 
+@pytest.mark.integration
 @needs_chromium
 async def test_a_browser_shows_the_final_branch_and_runs_no_tool_output(tmp_path: Path) -> None:
     with branched_run(tmp_path / "run") as store:

@@ -33,7 +33,7 @@ rules = st.builds(
 hits = st.tuples(wheres, st.text(max_size=12), st.integers(0, 5), st.integers(1, 9))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 2**40),
     given_rules=st.lists(rules, max_size=5),
@@ -49,7 +49,7 @@ def test_a_plan_decides_the_same_in_any_order(
     assert {hit: again.decide(*hit) for hit in drawn} == first
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 2**40),
     given_rules=st.lists(rules, max_size=5),

@@ -18,6 +18,7 @@ def collector() -> Iterator[GarbageCollector]:
     yield GarbageCollector()
     gc.callbacks[:] = callbacks
     gc.unfreeze()
+    gc.freeze()  # what tests/conftest.py has left out, too
     gc.set_threshold(*thresholds)
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from tests.fakes.slime_torture import torture
 
+pytestmark = pytest.mark.integration
 pytest.importorskip("ray", reason="the extra agentrl[ray] is not installed")
 
 
-@pytest.mark.integration
 def test_a_gateway_and_a_node_that_are_killed_cost_no_rollout(tmp_path: Path) -> None:
     """Of the whole sweep below; ``python -m tests.runners.slime.torture`` runs it under slime."""
     check(tmp_path, "gateway", "node")

@@ -59,7 +59,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> RunStore:
     return RunStore.create(tmp_path_factory.mktemp("shared"), CONFIG)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_any_session_comes_back_turn_for_turn(shared: RunStore, data: st.DataObject) -> None:
     session_id = f"s{len(shared.sessions())}"
@@ -264,7 +264,7 @@ outcomes = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.builds(
         replace,

@@ -22,7 +22,7 @@ from tests.runners.viewer.conftest import (
     write_timed_rollout,
 )
 
-pytestmark = needs_chromium
+pytestmark = [pytest.mark.integration, needs_chromium]
 HOSTILE = (
     "</script><script>window.owned = 1</script><img src=x onerror='window.owned = 2'>"
     "\"'><svg onload=window.owned=3> javascript:alert(1) {{rows}} {{scripts}} "

@@ -10,7 +10,7 @@ import pytest
 from runners.viewer.server import ViewServer
 from tests.fakes.browser import Browser, needs_chromium, start_browser
 
-pytestmark = needs_chromium
+pytestmark = [pytest.mark.integration, needs_chromium]
 LEAST = 4.5
 """Contrast of WCAG 2.2, level AA."""
 VIEWS = (

@@ -106,7 +106,7 @@ def check_world(world: World) -> None:
     assert logged.count("batch") == batches
 
 
-@settings(max_examples=400)
+@settings(max_examples=100)
 @given(worlds())
 def test_every_group_is_trained_in_time_in_any_world(world: World) -> None:
     check_world(world)
@@ -189,7 +189,6 @@ class Forgetful(Scheduled):
         assert vars(self.scheduler) == vars(before)
 
 
-@settings(max_examples=40)
 @given(worlds(kills=0))
 def test_the_log_restores_the_state_and_the_continuation_at_every_point(world: World) -> None:
     campaign, rule = run(world)
@@ -200,7 +199,6 @@ def test_the_log_restores_the_state_and_the_continuation_at_every_point(world: W
     assert again.steps == campaign.steps
 
 
-@settings(max_examples=100)
 @given(limits(("stream",)), st.randoms(use_true_random=False))
 def test_a_batch_does_not_depend_on_the_order_in_which_groups_were_ready(
     limits: OverlapLimits, dice: random.Random

@@ -61,7 +61,7 @@ def marks(ids: list[int]) -> torch.Tensor:
     return torch.tensor(found)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(sequences, max_size=12), sequences)
 def test_a_prefix_is_found_and_restored_exactly(stored: list[list[int]], asked: list[int]) -> None:
     bench = Bench()
@@ -80,7 +80,7 @@ def test_a_prefix_is_found_and_restored_exactly(stored: list[list[int]], asked: 
     assert (bench.routing[longest:] == -1).all()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(sequences, min_size=1, max_size=12))
 def test_shared_tokens_are_stored_once(stored: list[list[int]]) -> None:
     bench = Bench()
@@ -90,7 +90,7 @@ def test_shared_tokens_are_stored_once(stored: list[list[int]]) -> None:
     assert bench.cache.tokens == len(prefixes)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(sequences, min_size=1, max_size=12), st.integers(0, 60))
 def test_eviction_obeys_the_limit_and_keeps_prefixes_whole(
     stored: list[list[int]], limit: int
