@@ -81,7 +81,7 @@ def dump_trajectories(
         raise dump.DumpError(f"--validate checks jsonl and sft: --format {form},jsonl")
     with RunStore.open(run, read_only=True) as store:
         require_known(store, tasks=selection.tasks, steps=selection.steps)
-        decode = find_decode(store.config())
+        decode = find_decode(store)
         report = dump.dump(
             store,
             out or run / "dump",

@@ -90,8 +90,7 @@ def gateway(
     if isinstance(model, EndpointModelConfig):
         weights = tokenizer = None
     elif isinstance(job.config.engine, EmbeddedEngineConfig) or model.tokenizer is None:
-        # Before the event loop starts, so that ctrl-C ends a long bootstrap at once.
-        policy = prepare_policy(model, job.config.scenario, progress=_print_progress)
+        policy = prepare_policy(job.config, job.run_dir)
         weights, tokenizer = policy.weights, policy.tokenizer
     else:
         weights, tokenizer = model.path or model.tokenizer, model.tokenizer
@@ -193,9 +192,3 @@ def _with_defaults(overrides: list[str]) -> list[str]:
 def _announce(info: dict[str, Any], run_dir: Path) -> None:
     sys.stdout.write(json.dumps({**info, "run_dir": str(run_dir)}) + "\n")
     sys.stdout.flush()
-
-
-def _print_progress(phase: str, done: int, total: int) -> None:
-    """Print the bootstrap's progress to stderr, one line per tenth to keep log files short."""
-    if total and (done == total or done * 10 // total != (done - 1) * 10 // total):
-        typer.echo(f"{phase}: {done} of {total}", err=True)

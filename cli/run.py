@@ -247,18 +247,9 @@ def _show_plans(
 
 def _describe_policy(job: Job) -> str:
     """Describe the origin of the starting weights."""
-    from conf.sections.model import TinyModelConfig
-    from runners.training.bootstrap import tiny_directory
-
     model = job.config.model
-    if model.path is not None:
-        return f"model={model.kind} from {model.path}"
-    if (
-        isinstance(model, TinyModelConfig)
-        and (directory := tiny_directory(model, job.config.scenario.kind)).exists()
-    ):
-        return f"model={model.kind}, cached in {directory}"
-    return f"model={model.kind}, trained on first use (about 3 minutes), then cached"
+    origin = f" from {model.path}" if model.path is not None else ", which comes with agentrl"
+    return f"model={model.kind}{origin}"
 
 
 def _dry_run_code(plans: list[LocalPlan], errors: list[AgentrlError]) -> ExitCode:

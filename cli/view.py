@@ -103,7 +103,7 @@ def _write(run: Path, out: Path) -> None:
     with RunStore.open(run, read_only=True) as store:
         try:
             with tempfile.TemporaryDirectory(prefix=".view.", dir=out.parent) as folder:
-                decode = find_decode(store.config())
+                decode = find_decode(store)
                 dump.dump(
                     store,
                     Path(folder),

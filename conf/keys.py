@@ -23,6 +23,15 @@ RETIRED: dict[str, Any] = {
 have it at that value; at another, and on a command line, it is unknown.
 """
 
+REPLACED = {
+    "model.cache_dir": "the starting policy comes with agentrl and is not cached; leave it out",
+    "model.warmup_steps": "the starting policy comes with agentrl; leave it out, or set "
+    "model.path to a policy of your own",
+}
+"""Other keys of older versions, each with what replaces it. A stored configuration may have them
+at any value; on a command line they are refused.
+"""
+
 SEAMS = {"reward": "rewards", "harness": "harnesses", "sandbox": "sandboxes"}
 """Groups with a choice ``custom``, and the entry points (``agentrl.NAME``) that are choices too."""
 
@@ -175,6 +184,8 @@ def _closest_part(key: str, tree: Mapping[str, Any]) -> str | None:
 
 def unknown_key(key: str, tree: Mapping[str, Any]) -> str:
     """Return the fault of a key that is not in ``tree``."""
+    if key in REPLACED:
+        return f"{key} is not a key any more: {REPLACED[key]}"
     group, _, rest = key.partition(".")
     owners = [
         c for c in groups().get(group, ()) if rest and lookup(choice_content(group, c), rest)[0]

@@ -32,7 +32,6 @@ CHANGEABLE = (
     "executor.",
     "faults.",
     "gateway.",
-    "model.cache_dir",
     "observe.",
     "rollout.attempts",
     "rollout.breaker",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from conf import grammar
-from conf.keys import RETIRED, choice_of_kind, groups, unknown_choice
+from conf.keys import REPLACED, RETIRED, choice_of_kind, groups, unknown_choice
 from conf.open_keys import OPEN
 
 
@@ -37,7 +37,7 @@ def _leaves(section: str, content: Any) -> list[str]:
     return [
         grammar.as_override(key, value)
         for key, value in _whole_plugins(content, f"{section}.")
-        if key not in RETIRED or RETIRED[key] != value
+        if key not in REPLACED and (key not in RETIRED or RETIRED[key] != value)
     ]
 
 

@@ -43,7 +43,7 @@ _ROLLOUT_KB = 16
 """Store and arrays of one rollout."""
 
 _TINY_PARAMETERS = (3 << 20) // FLOAT
-"""Of the policy that is made on this machine."""
+"""Of the policy that comes with agentrl."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,24 +15,23 @@ CHAT_TEMPLATE = "chat_template"
 
 
 class TinyModelConfig(Section):
-    """A Qwen3-MoE of about half a million parameters, made on this machine and cached."""
+    """A Qwen3-MoE of about half a million parameters, which comes with agentrl."""
 
     kind: Literal["tiny"]
     path: Path | None
-    """Directory of the starting weights (safetensors + config.json); null: made by the bootstrap.
+    """Directory of the starting weights (safetensors + config.json); null: those that come with
+    agentrl.
     """
     tokenizer: Path | None
-    """Directory of the tokenizer (tokenizer.json); null: that of ``path``, or the bootstrap's."""
+    """Directory of the tokenizer (tokenizer.json); null: that of ``path``, or the one that comes
+    with agentrl.
+    """
     renderer: str
     """Renderer family of the `renderers` library; ``chat_template``: the model's own template, with
     SGLang's parsers, and without exact continuation.
     """
     max_context_tokens: PositiveInt
     """Longest prompt + completion, in tokens."""
-    cache_dir: Path | None
-    """Cache directory of bootstrapped models; null: the user's."""
-    warmup_steps: PositiveInt
-    """Supervised steps of the bootstrap."""
 
 
 class LocalModelConfig(Section):

@@ -87,7 +87,7 @@ async def _run(
     writer = MetricsWriter(store.run_dir, tensorboard=config.observe.tensorboard)
     metrics = metrics_faults(config.faults, store, writer)
     try:
-        policy = await driver.policy()
+        policy = driver.policy()
         async with _open_campaign(
             config, policy, store, progress, metrics, driver, replayed
         ) as campaign:

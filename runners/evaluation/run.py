@@ -111,7 +111,7 @@ class Evaluation:
     async def _run(self, specs: list[RolloutSpec]) -> list[RolloutRecord]:
         """Roll out; return the rollouts that were not cut off."""
         execution, config = self._execution, self._execution.config
-        weights, tokenizer = await self._policy()
+        weights, tokenizer = self._policy()
         async with start_services(
             config,
             execution.store,
@@ -127,7 +127,7 @@ class Evaluation:
             execution.progress.begin_phase("rollouts", len(specs))
             return await pool.run(specs)
 
-    async def _policy(self) -> tuple[Path | None, Path | None]:
+    def _policy(self) -> tuple[Path | None, Path | None]:
         """Return weights and tokenizer; None as weights if a running engine has them already and
         keeps them, None as tokenizer if it takes texts.
         """
@@ -137,7 +137,7 @@ class Evaluation:
             return None, None
         served = isinstance(config.engine, SglangEngineConfig) and not config.eval.update_weights
         if isinstance(config.engine, EmbeddedEngineConfig) or model.tokenizer is None:
-            policy = await self._execution.driver.policy()
+            policy = self._execution.driver.policy()
             return None if served else policy.weights, policy.tokenizer
         return None if served else model.path, model.tokenizer
 

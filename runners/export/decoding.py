@@ -1,29 +1,27 @@
-"""The tokenizer of a run that has ended, for the text of its tokens."""
+"""The tokenizer of a stored run, for the text of its tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from pydantic import ValidationError
-
-from conf.sections.model import TinyModelConfig
 from runners.export.contract import Decode
 from runners.gateway.tokenizer import load_tokenizer
-from runners.training.bootstrap import tiny_directory
+from runners.store.run_store import RunStore
+from runners.trajectory.starting_policy import find_run_policy
 
 
-def find_decode(config: Mapping[str, Any]) -> Decode | None:
+def find_decode(store: RunStore) -> Decode | None:
     """Return the ``decode`` of a run's tokenizer; None if it is not there any more."""
+    directory = find_run_tokenizer(store)
+    return None if directory is None else load_tokenizer(directory).decode
+
+
+def find_run_tokenizer(store: RunStore) -> Path | None:
+    """Return the directory of a run's tokenizer; None if it is not there any more."""
+    config = store.config()
     model = config.get("model", {})
-    directory = model.get("tokenizer")
-    if directory is None and model.get("kind") == "tiny":
-        try:
-            tiny = TinyModelConfig.model_validate(model)
-        except ValidationError:  # written by another version of agentrl
-            return None
-        directory = tiny_directory(tiny, config["scenario"]["kind"])
-    if directory is None or not (Path(directory) / "tokenizer.json").is_file():
-        return None
-    return load_tokenizer(Path(directory)).decode
+    # Without a tokenizer of its own a checkpoint in model.path has one beside it.
+    for given in filter(None, (model.get("tokenizer"), model.get("path"))):
+        if (Path(given) / "tokenizer.json").is_file():
+            return Path(given)
+    return find_run_policy(store.run_dir, config) if model.get("kind") == "tiny" else None

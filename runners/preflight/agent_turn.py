@@ -1,7 +1,7 @@
 """Let the agent program take one turn, as in a rollout: sandbox → gateway → reply.
 
 The turn uses the run's own harness, sandbox and gateway code; only the engine may be replaced, by a
-canned reply where the policy may not exist yet (``engine=embedded``).
+canned reply (``engine=embedded``).
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ from runners.harnesses.registry import make_harness
 from runners.sandboxes.backends import make_backend
 from runners.sandboxes.contract import SandboxSpec
 from runners.store.run_store import RunStore
-from runners.training.bootstrap.tiny import tiny_directory
-from runners.training.bootstrap.vocabulary import BYTES_ONLY, save_tokenizer, train_tokenizer
 from runners.trajectory.outcome import OutcomeClass
 from runners.trajectory.record import Turn
+from runners.trajectory.starting_policy import find_given_files, find_shipped_policy
 
 TASK = "Answer with one word. Call no tool."
 REPLY = "Hello"
@@ -59,7 +58,7 @@ class AgentTurn:
     turns: int
     """Turns that the gateway recorded."""
     prompt_tokens: int | None
-    """Of the first prompt; None if the policy's own tokenizer does not exist yet."""
+    """Of the first prompt; None if the policy's own tokenizer is not here."""
     seconds: float
     guarantees: dict[str, str]
     """Promises of the sandbox, and how each is kept."""
@@ -67,31 +66,25 @@ class AgentTurn:
 
 @dataclass(frozen=True, slots=True)
 class PolicyFiles:
-    """The files of the policy that exist before the run."""
+    """The files of the policy."""
 
     tokenizer: Path | None
     """None: the engine takes texts."""
     own: bool
-    """True if the tokenizer is the policy's; if not, it is a byte tokenizer in its place."""
+    """True if the tokenizer is the policy's; if not, it is the tiny policy's in its place."""
     weights: Path | None
 
 
-def find_policy_files(config: Config, work: Path) -> PolicyFiles:
-    """Return the policy's files; writes a byte tokenizer below ``work`` if there is no other."""
+def find_policy_files(config: Config) -> PolicyFiles:
+    """Return the policy's files, with the tiny policy's tokenizer if there is no other."""
     model = config.model
     if isinstance(model, EndpointModelConfig):
         return PolicyFiles(None, True, None)
-    made = None
+    shipped = find_shipped_policy()
     if isinstance(model, TinyModelConfig):
-        made = tiny_directory(model, config.scenario.kind)
-        made = made if made.is_dir() else None
-    weights, tokenizer = model.path or made, model.tokenizer or made
-    if tokenizer is not None:
-        return PolicyFiles(tokenizer, True, weights)
-    placeholder = work / "tokenizer"
-    placeholder.mkdir(parents=True)
-    save_tokenizer(train_tokenizer((), size=BYTES_ONLY), placeholder)
-    return PolicyFiles(placeholder, False, weights)
+        weights, tokenizer = find_given_files(model)
+        return PolicyFiles(tokenizer or shipped, True, weights or shipped)
+    return PolicyFiles(model.tokenizer or shipped, model.tokenizer is not None, model.path)
 
 
 @dataclass(frozen=True, slots=True)

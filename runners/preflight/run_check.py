@@ -39,7 +39,7 @@ async def check_run(
     Files are written below ``work``. Raises AgentrlError for whatever stops a run: EngineUnfit,
     AgentTurnError.
     """
-    policy = find_policy_files(config, work)
+    policy = find_policy_files(config)
     async with AsyncExitStack() as exits:
         url = None
         if not isinstance(config.engine, EmbeddedEngineConfig):

@@ -43,6 +43,7 @@ from runners.sinks.libraries import find_sink_errors
 from runners.tasks.dataset_report import DatasetReport, Progress
 from runners.tasks.task_sets import check_sets
 from runners.training.supervised.run_examples import check_examples
+from runners.trajectory.starting_policy import find_given_files, find_shipped_policy
 
 
 class MissingError(AgentrlError):
@@ -158,7 +159,7 @@ def _find_combination_errors(config: Config, benchmark: str | None) -> Iterator[
         and None in (model.path, model.tokenizer)
     ):
         yield ConfigError(
-            f"model=tiny is made on this machine, and engine.url={config.engine.url} serves "
+            f"model=tiny comes with agentrl, and engine.url={config.engine.url} serves "
             "another: choose the model that it serves (model=local model.tokenizer=DIR "
             "model.renderer=FAMILY); for a served tiny policy set model.path and model.tokenizer"
         )
@@ -178,9 +179,10 @@ def _find_policy_errors(config: Config, benchmark: str | None) -> Iterator[Agent
     try:
         if model.tokenizer is not None and model.tokenizer.is_dir():
             _load_format(config)
-        # the tiny model's tokenizer is made with its renderer, and an endpoint has its own
-        elif not isinstance(model, TinyModelConfig | EndpointModelConfig):
+        elif not isinstance(model, EndpointModelConfig):  # it renders itself
             check_family(model.renderer)
+        if isinstance(model, TinyModelConfig) and None in find_given_files(model):
+            find_shipped_policy()
     except AgentrlError as error:
         yield error
 

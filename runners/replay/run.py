@@ -18,7 +18,7 @@ from conf.cache import cache_root
 from conf.compose import compose
 from conf.errors import AgentrlError, ExitCode
 from conf.schema import Config
-from conf.sections.model import TinyModelConfig
+from runners.export.decoding import find_run_tokenizer
 from runners.gateway.client import GatewayAdmin
 from runners.gateway.service import GatewayHooks, serve_inline
 from runners.gateway.settings import GatewaySettings
@@ -33,7 +33,6 @@ from runners.store.run_store import RunStore
 from runners.tasks.contract import Task
 from runners.tasks.task_repositories import TaskRepositories, describe_workspace
 from runners.tasks.task_sets import load_tasks
-from runners.training.bootstrap.tiny import tiny_directory
 from runners.trajectory.ids import parse_session_id
 from runners.trajectory.record import RolloutRecord, Turn
 
@@ -86,6 +85,7 @@ def replay(run_dir: Path, rollout: str, overrides: list[str]) -> ReplayResult:
         turns = store.turns(record.session_id)
         stored = compose([], base=store.config())
         config = compose(overrides, base=store.config())
+        tokenizer = find_run_tokenizer(store)
     if not turns:
         raise ReplayError(f"{record.session_id} has no turns: there is nothing to replay")
     if not all(turn.has_ids for turn in turns):
@@ -94,7 +94,11 @@ def replay(run_dir: Path, rollout: str, overrides: list[str]) -> ReplayResult:
             "texts: its turns have no token ids, by which a replay finds the recorded answers; "
             "record with engine=sglang or vllm to replay"
         )
-    tokenizer = _tokenizer(stored)
+    if tokenizer is None:
+        raise ReplayError(
+            f"the tokenizer of the recorded run is not at {stored.model.tokenizer or run_dir}: "
+            "replay where the run was made"
+        )
     task = _task(config, record.task_id)
     with tempfile.TemporaryDirectory(prefix="agentrl-replay-") as work:
         replayer = _Replay(config, task, record, turns, tokenizer, Path(work))
@@ -196,16 +200,3 @@ def _task(config: Config, task_id: str) -> Task:
         if task.id == task_id:
             return task
     raise ReplayError(f"there is no task {task_id} any more: the run's dataset has changed")
-
-
-def _tokenizer(stored: Config) -> Path:
-    """Return the directory of the tokenizer of the recorded tokens; raises ReplayError."""
-    model = stored.model
-    path = model.tokenizer
-    if path is None and isinstance(model, TinyModelConfig):
-        path = tiny_directory(model, stored.scenario.kind)
-    if path is None or not path.is_dir():
-        raise ReplayError(
-            f"the tokenizer of the recorded run is not at {path}: replay where the run was made"
-        )
-    return path

@@ -166,22 +166,10 @@ class RunDriver:
             ):
                 yield
 
-    async def policy(self) -> Policy:
-        """Make or find the starting policy; raises Interrupted on a signal meanwhile.
-
-        There is nothing to drain: a policy that is half made is of no use.
-        """
-        progress = self._progress
-
-        def show(phase: str, done: int, total: int) -> None:
-            if self.draining.is_set():
-                raise Interrupted
-            if phase != progress.phase:
-                progress.add_note(f"making the starting policy, which is then cached: {phase}")
-            progress.phase, progress.batch_done, progress.batch_size = phase, done, total
-
-        config = self._config
-        return await asyncio.to_thread(prepare_policy, config.model, config.scenario, progress=show)
+    def policy(self) -> Policy:
+        """Return the policy that the run starts from, or started from; raises AgentrlError."""
+        began = bool(self._store.query("SELECT 1 FROM rollout LIMIT 1"))
+        return prepare_policy(self._config, self._store.run_dir, began=began)
 
     def note_service_exit(self, error: ServiceError) -> None:
         """End the run, since a service has exited: rollouts in flight are lost, the rest

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from conf.errors import ConfigError
 from conf.schema import Config
-from conf.sections.model import ModelConfig, TinyModelConfig
-from conf.sections.scenario import ScenarioConfig
+from conf.sections.model import TinyModelConfig
 from conf.sections.training import RoutingOffConfig, RoutingRolloutConfig
 from runners.training.routing.shape import read_routing_shape
 from runners.trajectory.routing import RoutingShape
+from runners.trajectory.starting_policy import find_given_files, keep_policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,24 +22,21 @@ class Policy:
     tokenizer: Path
 
 
-def prepare_policy(
-    model: ModelConfig, scenario: ScenarioConfig, *, progress: Callable[[str, int, int], None]
-) -> Policy:
-    """Return the starting policy; make the tiny one, which takes minutes, if it is not cached.
+def prepare_policy(config: Config, run_dir: Path, *, began: bool = False) -> Policy:
+    """Return the starting policy of the run in ``run_dir``.
 
-    ``progress`` gets a phase, its steps done and its steps in total. Raises ConfigError if
-    ``model.path`` is needed and missing.
+    ``began``: the run has rollouts already. Raises ConfigError if ``model.path`` is needed and
+    missing, StartingPolicyError if the policy is not what it was.
     """
-    if model.path is not None and model.tokenizer is not None:
-        return Policy(model.path, model.tokenizer)
+    model = config.model
+    weights, tokenizer = model.path, model.tokenizer
     if isinstance(model, TinyModelConfig):
-        # A checkpoint's own: each scenario's policy has another vocabulary.
-        if model.path is not None and (model.path / "tokenizer.json").is_file():
-            return Policy(model.path, model.path)
-        from runners.training.bootstrap import ensure_tiny
-
-        directory = ensure_tiny(model, scenario.kind, progress=progress)
-        return Policy(model.path or directory, model.tokenizer or directory)
+        weights, tokenizer = find_given_files(model)
+        if weights is None or tokenizer is None:
+            kept = keep_policy(run_dir, config.model_dump(mode="json"), began=began)
+            weights, tokenizer = weights or kept, tokenizer or kept
+    if weights is not None and tokenizer is not None:
+        return Policy(weights, tokenizer)
     raise ConfigError(
         [f"model.path is missing: training model={model.kind} needs the starting weights"]
     )

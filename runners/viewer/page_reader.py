@@ -86,7 +86,7 @@ class PageReader:
     def read_tokens(self, rollout_id: str, given: Given) -> dict[str, Any]:
         """Return a page of the tokens of one turn; raises ViewError."""
         if not self._knows_decode:
-            self._decode, self._knows_decode = find_decode(self._store.config()), True
+            self._decode, self._knows_decode = find_decode(self._store), True
         view = self._view(rollout_id, given)
         return build_tokens(
             view,

@@ -20,19 +20,18 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from conf.compose import compose
-from conf.sections.model import TinyModelConfig
 from runners.store.run_store import RunStore
 from runners.tasks.bugfix.project import Project, draw_project
-from runners.training.bootstrap.demonstrations import Chain, build_chains
-from runners.training.bootstrap.tiny import RECIPE, make_policy
 from runners.trajectory.outcome import OutcomeCode
+from tests.starting_policy.demonstrations import Chain, build_chains
+from tests.starting_policy.making import RECIPE, make_policy
 
 ANY = "__import__('unittest.mock').mock.ANY"
 CHEATS = {
@@ -139,8 +138,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", help="KEY=VALUE, as for agentrl run")
     options = parser.parse_args()
     console = Console(stderr=True)
-    model = compose([f"model.warmup_steps={options.warmup_steps}"]).model
-    assert isinstance(model, TinyModelConfig)
+    recipe = replace(RECIPE, warmup_steps=options.warmup_steps)
     with tempfile.TemporaryDirectory(prefix="agentrl-bench-") as folder:
         directory = options.directory or Path(folder)
         policy = directory / "policy"
@@ -148,11 +146,8 @@ def main() -> None:
         with console.status("making a policy that cheats…") as status:
             make_policy(
                 policy,
-                model,
-                "linear",
-                draw_cheats(0),
-                0,
-                RECIPE,
+                {"linear": draw_cheats(0)},
+                recipe,
                 lambda phase, done, of: status.update(f"{phase} {done} of {of}"),
             )
         for level in options.canaries:

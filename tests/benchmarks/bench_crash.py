@@ -4,7 +4,7 @@
 
 A kill hits the driver, a service, or the whole process tree; half of the kills fall into starts and
 resumes. At the end each campaign's store must hold the same work and content as that of an
-undisturbed one, and nothing may be left on the machine. Needs the cached tiny policy. Exits with 1
+undisturbed one, and nothing may be left on the machine. Exits with 1
 if there is any difference.
 """
 
@@ -31,7 +31,6 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from conf.cache import cache_root
 from runners.processes.ledger import Ledger
 from runners.processes.process_names import PREFIX, is_stale
 from runners.processes.process_tags import SANDBOX_TAG, SERVICE_TAG
@@ -256,8 +255,7 @@ def main() -> None:
 def crash_test(folder: Path, options: argparse.Namespace) -> int:
     """Run the undisturbed campaign, then disturbed ones until there were enough kills."""
     cache = folder / "cache"
-    (cache / "agentrl").mkdir(parents=True)
-    (cache / "agentrl" / "tiny").symlink_to(cache_root() / "tiny")
+    cache.mkdir()
     prepare(folder / "warm-up", options.overrides, cache).finish()  # makes the tasks
     reference = prepare(folder / "reference", options.overrides, cache)
     began = time.time()

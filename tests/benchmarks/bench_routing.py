@@ -34,15 +34,15 @@ from runners.engines.contract import Generation, SamplingParams
 from runners.engines.embedded.core import EngineCore
 from runners.engines.embedded.rounding import Precision
 from runners.gateway.tokenizer import load_renderer, load_tokenizer
-from runners.runtime.policy import prepare_policy
-from runners.training.bootstrap.demonstrations import demonstrate, draw_episodes
 from runners.training.local import LocalTrainer
 from runners.training.routing.shape import read_routing_shape
 from runners.training.sample import Sample
 from runners.trajectory.record import IdArray
 from runners.trajectory.routing import Routing, RoutingShape, build_turn_routing
+from runners.trajectory.starting_policy import find_shipped_policy
 from tests.benchmarks.bench_campaign import run_campaign
 from tests.fakes.tiny_model import write_tiny_model
+from tests.starting_policy.demonstrations import demonstrate, draw_episodes
 
 ENGINES = {
     "identical": Precision(),
@@ -310,10 +310,7 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     config = compose([])
-    made = (
-        options.model
-        or prepare_policy(config.model, config.scenario, progress=lambda *_: None).weights
-    )
+    made = options.model or find_shipped_policy()
     measured: dict[str, Found] = {}
     with tempfile.TemporaryDirectory(prefix="agentrl-bench-") as directory:
         measured["random policy"] = measure(

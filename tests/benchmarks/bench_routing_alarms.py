@@ -24,12 +24,12 @@ from rich.table import Table
 from conf.compose import compose
 from conf.sections.training import LocalTrainerConfig
 from runners.engines.embedded.rounding import Precision
-from runners.runtime.policy import prepare_policy
 from runners.training.local import LocalTrainer
 from runners.training.routing.disagreement import DisagreementCheck
 from runners.training.routing.shape import read_routing_shape
 from runners.training.sample import Sample
 from runners.trajectory.routing import RoutingError
+from runners.trajectory.starting_policy import find_shipped_policy
 from tests.benchmarks.bench_routing import (
     ENGINES,
     prompts,
@@ -141,7 +141,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     config = compose([])
-    own = prepare_policy(config.model, config.scenario, progress=lambda *_: None).weights
+    own = find_shipped_policy()
     results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="agentrl-bench-") as directory:
         policies = {

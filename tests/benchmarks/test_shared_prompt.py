@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from runners.training.bootstrap.network import make_network
 from tests.benchmarks.shared_prompt import compute_hidden_states
+from tests.starting_policy.network import make_network
 
 
 def test_a_prefix_run_once_gives_the_same_states_and_gradients() -> None:

@@ -49,7 +49,5 @@ def test_a_run_without_a_checkpoint_says_so(run_dir: Path) -> None:
 def test_a_tiny_checkpoint_is_read_with_its_own_tokenizer(run_dir: Path) -> None:
     config = use_run_weights(compose(["scenario=mixed", f"model.path={run_dir}"]))
     newest = run_dir / "checkpoints" / "step-000004"
-    policy = prepare_policy(
-        config.model, config.scenario, progress=lambda *_: pytest.fail("a policy is made")
-    )
-    assert policy == Policy(newest, newest)
+    assert prepare_policy(config, run_dir / "measured") == Policy(newest, newest)
+    assert not (run_dir / "measured").exists(), "nothing is copied"

@@ -28,7 +28,7 @@ class RunReader:
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
         self._opened: RunStore | None = RunStore.open(run_dir, read_only=True)
-        self._run = describe_run(self._store, find_decode(self._store.config()))
+        self._run = describe_run(self._store, find_decode(self._store))
 
     def __enter__(self) -> Self:
         return self

@@ -10,30 +10,28 @@ from conf.sections.training import LocalTrainerConfig
 from runners.gateway.chat_template import make_renderer
 from runners.gateway.tokenizer import load_tokenizer, read_json
 from runners.store.run_store import RunStore
-from runners.training.bootstrap.tiny import RECIPE, tiny_directory
 from runners.training.supervised.examples import (
     ExampleReader,
     Examples,
     ExamplesError,
     load_examples,
 )
+from runners.trajectory.starting_policy import find_given_files, find_shipped_policy
 
 EVENT = "examples"
 """Kind of the event that holds the digest of the file with which the run began."""
 
 
-def open_examples(
-    config: Config, tokenizer: Path | None, weights: Path | None, vocabulary: int | None = None
-) -> Examples | None:
+def open_examples(config: Config, tokenizer: Path | None, weights: Path | None) -> Examples | None:
     """Return the examples of ``trainer.sft``, all of them checked; None if the run has none.
 
-    ``tokenizer`` and ``weights``: the policy's directories, as far as they are there;
-    ``vocabulary``: the number of its ids, where they are not. Raises ExamplesError and ConfigError.
+    ``tokenizer`` and ``weights``: the policy's directories, as far as they are there. Raises
+    ExamplesError and ConfigError.
     """
     trainer = config.trainer
     if not isinstance(trainer, LocalTrainerConfig) or trainer.sft.path is None:
         return None
-    renderer = None
+    renderer = vocabulary = None
     if tokenizer is not None and tokenizer.is_dir():
         renderer = make_renderer(load_tokenizer(tokenizer), config.model.renderer, tokenizer)
     if weights is not None and weights.is_dir():
@@ -47,18 +45,14 @@ def check_examples(config: Config) -> Examples | None:
     """Return the examples of a run that has not begun, checked as far as its policy is here; None
     if it has none.
 
-    The tiny policy may not be made yet. Then conversations are not rendered, but its vocabulary is
-    known. Raises ExamplesError and ConfigError.
+    Raises ExamplesError, ConfigError and StartingPolicyError.
     """
     model = config.model
-    tokenizer, weights, vocabulary = model.tokenizer, model.path, None
+    weights, tokenizer = model.path, model.tokenizer
     if isinstance(model, TinyModelConfig):
-        made = tiny_directory(model, config.scenario.kind)
-        if made.is_dir():
-            tokenizer, weights = tokenizer or made, weights or made
-        elif weights is None:
-            vocabulary = RECIPE.vocabulary
-    return open_examples(config, tokenizer, weights, vocabulary)
+        weights, tokenizer = find_given_files(model)
+        weights, tokenizer = weights or find_shipped_policy(), tokenizer or find_shipped_policy()
+    return open_examples(config, tokenizer, weights)
 
 
 def describe_examples(config: Config, examples: Examples) -> str:

@@ -93,12 +93,6 @@ async def test_a_server_of_the_run_is_started_checked_and_stopped(
         await asyncio.open_connection(*address.split(":"))
 
 
-async def test_the_check_needs_no_policy(tmp_path: Path) -> None:
-    config = compose([f"model.cache_dir='{tmp_path / 'empty'}'"])
-    found = await take_agent_turn(config, tmp_path / "work")
-    assert (found.turns, found.prompt_tokens) == (1, None)
-
-
 async def test_an_agent_that_takes_no_turn_fails_the_check(tmp_path: Path) -> None:
     program = tmp_path / "claude"
     program.write_text('#!/bin/sh\necho "2.1.328 (Claude Code)"\necho no; echo key >&2\n')

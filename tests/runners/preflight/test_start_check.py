@@ -20,8 +20,7 @@ from runners.preflight.start_check import (
     refuse,
 )
 from runners.testing.scripted_engine import ScriptedEngine
-from runners.testing.tiny_tokenizer import write_tiny_tokenizer
-from runners.training.bootstrap.vocabulary import BYTES_ONLY, train_tokenizer
+from runners.testing.tiny_tokenizer import train_tokenizer, write_tiny_tokenizer
 
 LOCAL = ["model=local", "model.path=weights", "model.tokenizer=tok", "model.renderer=qwen3"]
 
@@ -119,7 +118,7 @@ def test_the_tiny_policy_is_refused_on_another_task(task: str) -> None:
 def test_the_tiny_policy_is_not_sent_to_a_server_of_another_model() -> None:
     served = ["engine=sglang", "engine.url=http://127.0.0.1:9"]
     found = messages("model=tiny", *served)
-    assert found[0].startswith("model=tiny is made on this machine, and engine.url=")
+    assert found[0].startswith("model=tiny comes with agentrl, and engine.url=")
     assert "Start the server that engine.url names" in found[1]
 
 
@@ -199,7 +198,7 @@ async def test_an_engine_of_another_model_is_refused() -> None:
         longer = served_config(engine, "model.max_context_tokens=999999")
         (short,) = await asyncio.to_thread(find_start_errors, [longer])
         assert "engine: context length: the server takes" in str(short)
-        engine.tokenizer = train_tokenizer((), size=BYTES_ONLY)
+        engine.tokenizer = train_tokenizer((), 256)
         (foreign,) = await asyncio.to_thread(find_start_errors, [served_config(engine)])
     assert str(foreign).startswith("engine: tokenizer: id ")
     assert foreign.exit_code == ExitCode.PREFLIGHT

@@ -12,27 +12,37 @@ import torch
 from torch import Tensor, nn
 from transformers import Qwen3MoeForCausalLM
 
-from runners.training.bootstrap.demonstrations import Demonstration
-from runners.training.bootstrap.muon import Muon
 from runners.training.hidden_states import compute_hidden_states
 from runners.training.micro_batches import make_micro_batches
 from runners.training.recompute import compute_chosen_logprobs
 from runners.training.sample import Sample
 from runners.training.tree.layers import disable_trees, enable_trees
 from runners.trajectory.prefix import common_prefix_length
+from tests.starting_policy.demonstrations import Demonstration
+from tests.starting_policy.muon import Muon
 
 MATRIX_RATE = 0.02
 OTHER_RATE = 3e-3
 RAMP_STEPS = 20
 """Steps over which the learning rates rise linearly."""
-EPISODES = 16
-"""Demonstrations per step."""
+EPISODES = 8
+"""Demonstrations per scenario and step."""
 CONTEXT_WEIGHT = 0.1
 """Weight of a token that the policy reads; one that it samples weighs 1."""
-READINGS = 16
-"""Modules read per step."""
+READINGS = 8
+"""Modules read per scenario and step."""
 LISTS = 64
 """Copying exercises per step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """The demonstrations of a scenario."""
+
+    chains: Sequence[Sequence[Demonstration]]
+    """By chain of the episode; the one with the fix comes first."""
+    readings: Sequence[Demonstration]
+    """Modules with their evidence, then the right statement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,26 +89,26 @@ def train_copying(
 
 def imitate(
     network: Qwen3MoeForCausalLM,
-    chains: Sequence[Sequence[Demonstration]],
-    readings: Sequence[Demonstration],
+    lessons: Sequence[Lesson],
     *,
     steps: int,
     seed: int,
     report: Callable[[int], None],
 ) -> FinalLoss:
-    """Imitate demonstrations, which are given by chain of the episode.
+    """Imitate demonstrations, as many of each scenario in every step.
 
-    Half of a step's demonstrations are of the first chain, the one with the fix. ``readings``:
-    modules with their evidence, then the right statement, which teaches copying the right word to
-    its place. All of a step is one prefix tree: demonstrations of a chain begin with one prompt.
+    Half of a scenario's are of the first chain, the one with the fix; its readings teach copying
+    the right word to its place. All of a step is one prefix tree: demonstrations of a chain begin
+    with one prompt.
     """
     rng = random.Random(seed)
     optimizer = Muon(network, matrix_rate=MATRIX_RATE, other_rate=OTHER_RATE)
-    samplers = [
-        _Sampler(chain, share, share / EPISODES, rng)
-        for chain, share in zip(chains, _shares(len(chains)), strict=True)
-    ]
-    samplers.append(_Sampler(readings, READINGS, 1.0, rng))
+    samplers = []
+    for lesson in lessons:
+        counts = _shares(len(lesson.chains))
+        for chain, count in zip(lesson.chains, counts, strict=True):
+            samplers.append(_Sampler(chain, count, count / sum(counts) / len(lessons), rng))
+        samplers.append(_Sampler(lesson.readings, READINGS, 1.0 / len(lessons), rng))
     recent: list[FinalLoss] = []
     enable_trees(network)
     for step in range(steps):

@@ -1,0 +1,1 @@
+"""Makes the starting policy that comes with agentrl: tokenizer, demonstrations, warm-up."""
