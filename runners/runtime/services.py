@@ -137,7 +137,7 @@ async def start_services(
                 )
             )
             sandboxes = starting.create_task(_make_backend(config, exits, run_dir))
-            cluster = starting.create_task(_join_cluster(config, starter, store, ledger))
+            cluster = starting.create_task(_join_cluster(config, exits, store, ledger))
         faults = exits.enter_context(driver_faults(config.faults, store))
         backend = faults.wrap_backend(
             RegisteredBackend(sandboxes.result(), StoreRecorder(store, ledger))
@@ -202,12 +202,12 @@ def _make_context(
 
 
 async def _join_cluster(
-    config: Config, starter: ServiceStarter, store: RunStore, ledger: Ledger
+    config: Config, exits: AsyncExitStack, store: RunStore, ledger: Ledger
 ) -> RayExecutor | None:
     """Join the Ray cluster whose nodes run the attempts; None if this process runs them."""
     if not isinstance(config.executor, RayExecutorConfig):
         return None
-    return await join(config.executor, starter, store, ledger)
+    return await join(config.executor, exits, store, ledger)
 
 
 async def _make_backend(config: Config, exits: AsyncExitStack, run_dir: Path) -> SandboxBackend:

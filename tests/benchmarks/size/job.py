@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
+import ray
 
 from conf.compose import compose
 from conf.schema import Config
@@ -35,7 +36,12 @@ from runners.testing.tiny_tokenizer import write_tiny_tokenizer
 from runners.training.stored_rollout import load_rollout
 from runners.trajectory.record import RolloutRecord
 from tests.benchmarks.size.agent import make_tokenizer
-from tests.benchmarks.size.nodes import EmptyBackend, make_context
+from tests.benchmarks.size.nodes import (
+    EmptyBackend,
+    HostedNodes,
+    make_context,
+    start_nodes,
+)
 from tests.benchmarks.size.usage import Usage, cpu_s, resident_mb, watched
 from tests.fakes.harbor_tasks import toml, write_task
 from tests.fakes.running_gateway import settings_for
@@ -132,16 +138,12 @@ async def running_job(load: Load, directory: Path) -> AsyncIterator[Job]:
     async with AsyncExitStack() as exits:
         store = exits.enter_context(RunStore.create(run_dir, config.model_dump(mode="json")))
         ledger = Ledger(store)
-        nodes = await Service.start(
-            "nodes",
-            "tests.benchmarks.size.nodes",
-            {"nodes": load.nodes, "turns": load.turns, "tokenizer": f"{tokenizer}/tokenizer.json"},
-            log=directory / "nodes.log",
-            deadline_s=120,
-        )
-        exits.push_async_callback(nodes.stop)
+        calls = 2 * load.sandboxes + 8 * load.nodes
+        nodes = await asyncio.to_thread(start_nodes, load.turns, tokenizer, calls)
+        exits.callback(ray.shutdown)
+        engine_url = await nodes.call("start")
         settings = settings_for(
-            nodes.info["engine"],
+            engine_url,
             tokenizer,
             run_dir,
             max_context_tokens=10**6,
@@ -161,7 +163,8 @@ async def running_job(load: Load, directory: Path) -> AsyncIterator[Job]:
         exits.push_async_callback(admin.close)
         context = make_context(config, admin, admin.url, Path(gateway.info["control"]), None)
         assert isinstance(config.executor, RayExecutorConfig)
-        executor = RayExecutor(config.executor, nodes.info, store, ledger, silence_s=3600)
+        cluster = HostedNodes(nodes, load.nodes)
+        executor = RayExecutor(config.executor, cluster, store, ledger, silence_s=3600)
         exits.push_async_callback(executor.close)
         await executor.start(config, gateway.info, context, StoreRecorder(store, ledger))
         draining = asyncio.Event()

@@ -1,20 +1,20 @@
-"""The nodes of a cluster and their engine, in one process: ``python -m …``, a service.
+"""The nodes of a cluster and their engine, in one process: an actor of a Ray on this machine.
 
-Each node's worker is the real one and calls the driver as on a cluster; its sandboxes are empty,
-its agents play recorded traffic, its grader knows the verdict. The place of Ray is taken by a
-server with the functions that the driver calls.
+Each node's worker is the real one and is called by the driver as on a cluster; its sandboxes are
+empty, its agents play recorded traffic, its grader knows the verdict.
 """
 
 from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import ray
 from tokenizers import Tokenizer
 
 from conf.schema import Config
@@ -23,11 +23,10 @@ from runners.diagnostics.attempt_progress import AttemptWatch
 from runners.gateway.client import GatewayAdmin
 from runners.gateway.connections import raise_descriptor_limit
 from runners.harnesses.contract import HarnessContext, HarnessResult
-from runners.processes.service import announce, receive_settings, wait_for_parent_exit
-from runners.ray_workers.json_http import Handler, JsonServer
+from runners.ray_workers.cluster import RayWorker
+from runners.ray_workers.node_worker import NodeInfo
 from runners.ray_workers.relay import Relay
-from runners.ray_workers.wire import WorkerSettings
-from runners.ray_workers.worker import Worker
+from runners.ray_workers.worker import Worker, WorkerSettings
 from runners.rollouts.context import AttemptContext
 from runners.rollouts.reward import make_reward
 from runners.sandboxes.contract import Sandbox, SandboxBackend, SandboxSpec
@@ -131,14 +130,15 @@ def make_context(
     )
 
 
-class NodeWorker(Worker):
+class PlayingWorker(Worker):
     """A worker whose sandboxes, agents and graders cost nothing."""
 
-    def __init__(self, harness: PlayingHarness) -> None:
-        super().__init__()
+    def __init__(self, node: str, harness: PlayingHarness) -> None:
+        super().__init__(node)
         self._harness = harness
 
-    async def _prepare(self, settings: WorkerSettings) -> dict[str, str]:
+    async def prepare(self, settings: WorkerSettings) -> dict[str, str]:
+        """Get ready without sandboxes."""
         gateway = GatewayAdmin(settings.gateway_url, settings.admin_key, deadline_s=3600)
         self._exits.push_async_callback(gateway.close)
         root = Path(self._exits.enter_context(tempfile.TemporaryDirectory()))
@@ -151,65 +151,82 @@ class NodeWorker(Worker):
 
 
 class Nodes:
-    """So many nodes, as the process that speaks Ray serves them."""
+    """The workers of all nodes, and the engine: one actor of Ray."""
 
-    def __init__(self, count: int, harness: PlayingHarness) -> None:
-        self._names = [f"node/{number:02}" for number in range(count)]
-        self._harness = harness
+    def __init__(self, turns: int, tokenizer: str) -> None:
+        self._turns = turns
+        self._tokenizer = tokenizer
+        self._exits = AsyncExitStack()
         self._workers: dict[str, Worker] = {}
-        self.handlers: Mapping[str, Handler] = {
-            "nodes": self._list,
-            "run": self._run,
-            "close": self._close,
-        }
+        self._harness: PlayingHarness
+        self._forgetting: asyncio.Task[None]
 
-    async def _list(self, *_: object) -> list[dict[str, str]]:
-        return [{"node_id": name, "name": name, "address": "127.0.0.1"} for name in self._names]
-
-    async def _run(self, _: object, body: Mapping[str, str]) -> dict[str, Any] | None:
-        self._workers[body["node"]] = worker = NodeWorker(self._harness)
-        return await worker.run(body["url"], body["token"], body["node"])
-
-    async def _close(self, *_: object) -> list[str]:
-        await asyncio.gather(*(worker.close() for worker in self._workers.values()))
-        return list(self._workers)
-
-
-async def serve(nodes: int, turns: int, tokenizer: str) -> None:
-    """Serve until the driver is gone."""
-    raise_descriptor_limit()
-    connector = aiohttp.TCPConnector(limit=0)
-    timeout = aiohttp.ClientTimeout(total=None)
-    async with (
-        aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False) as http,
-        ScriptedEngine(Tokenizer.from_file(tokenizer)) as engine,
-    ):
-        engine.always = ANSWER
-        placed = Nodes(nodes, PlayingHarness(Agent(turns), http))
-        server = JsonServer({"token": None}, placed.handlers)
-        port = await server.start("127.0.0.1")
-        announce(
-            {
-                "engine": engine.url,
-                "address": "127.0.0.1",
-                "url": f"http://127.0.0.1:{port}",
-                "token": "token",
-            }
+    async def start(self) -> str:
+        """Start the engine and return its URL."""
+        raise_descriptor_limit()
+        connector = aiohttp.TCPConnector(limit=0)
+        timeout = aiohttp.ClientTimeout(total=None)
+        http = await self._exits.enter_async_context(
+            aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False)
         )
-        gone = asyncio.ensure_future(wait_for_parent_exit())
-        while not (await asyncio.wait([gone], timeout=FORGET_S))[0]:
-            engine.seen.calls.clear()
-            engine.seen.requests.clear()
-            engine.seen.began.clear()
-            engine.seen.answered.clear()
-        await server.close()
+        self._harness = PlayingHarness(Agent(self._turns), http)
+        engine = ScriptedEngine(Tokenizer.from_file(self._tokenizer))
+        await self._exits.enter_async_context(engine)
+        engine.always = ANSWER
+        self._forgetting = asyncio.create_task(_forget(engine))
+        return engine.url
+
+    async def call(self, node: str, method: str, arguments: tuple[Any, ...]) -> Any:
+        """Call a method of a node's worker."""
+        if node not in self._workers:
+            self._workers[node] = PlayingWorker(node, self._harness)
+        return await getattr(self._workers[node], method)(*arguments)
 
 
-def main() -> None:
-    """Serve as the settings say."""
-    settings = receive_settings()
-    asyncio.run(serve(settings["nodes"], settings["turns"], settings["tokenizer"]))
+async def _forget(engine: ScriptedEngine) -> None:
+    """Forget what the engine was asked: nobody will look."""
+    while True:
+        await asyncio.sleep(FORGET_S)
+        for kept in (engine.seen.calls, engine.seen.requests, engine.seen.answered):
+            kept.clear()
+        engine.seen.began.clear()
 
 
-if __name__ == "__main__":
-    main()
+@dataclass(frozen=True, slots=True)
+class HostedWorker:
+    """One node's worker in the actor of all of them."""
+
+    nodes: RayWorker
+    name: str
+
+    async def call(self, method: str, *arguments: object) -> Any:
+        """Call a method of it."""
+        return await self.nodes.call("call", self.name, method, arguments)
+
+    def kill(self) -> None:
+        """Leave it: it ends with the actor."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostedNodes:
+    """A cluster whose nodes are all in one actor."""
+
+    actor: RayWorker
+    count: int
+    address: str = "127.0.0.1"
+
+    async def nodes(self) -> list[NodeInfo]:
+        """Return all of them."""
+        names = [f"node/{number:02}" for number in range(self.count)]
+        return [NodeInfo(name, name, self.address) for name in names]
+
+    def start_worker(self, node: NodeInfo) -> HostedWorker:
+        """Return a node's worker, which its first call makes."""
+        return HostedWorker(self.actor, node.name)
+
+
+def start_nodes(load_turns: int, tokenizer: Path, calls: int) -> RayWorker:
+    """Start a Ray of one process for the nodes; ``calls`` of their workers may be in progress."""
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    made = ray.remote(Nodes).options(max_concurrency=calls)
+    return RayWorker(made.remote(load_turns, f"{tokenizer}/tokenizer.json"))

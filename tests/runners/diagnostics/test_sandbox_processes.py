@@ -74,19 +74,12 @@ async def test_a_command_is_listed_with_its_state_in_its_own_sandbox_alone(
     await other.close()
 
 
-async def test_the_grading_of_an_attempt_is_listed_with_it(
+async def test_a_daemon_in_the_grading_of_an_attempt_is_listed_with_it(
     sandboxes: LocalBackend, source: Path
 ) -> None:
     sandbox = await sandboxes.create(SandboxSpec("train-1-a1-grade", source, "none"))
-    async with running(sandbox, "sleep", "1000"):
-        assert await wait_for("train-1-a1", "sleep 1000")
-    await sandbox.close()
-
-
-async def test_a_daemon_is_listed(sandboxes: LocalBackend, source: Path) -> None:
-    sandbox = await sandboxes.create(SandboxSpec("one", source, "none"))
     script = "(setsid sleep 1000 &) ; exec sleep 2000"
     async with running(sandbox, "sh", "-c", script):
-        await wait_for("one", "sleep 2000")
-        assert await wait_for("one", "sleep 1000")
+        await wait_for("train-1-a1", "sleep 2000")
+        assert await wait_for("train-1-a1", "sleep 1000")
     await sandbox.close()

@@ -94,6 +94,13 @@ def test_seed_rule_rollout_and_attempt_each_change_the_draw() -> None:
     assert all(one != other for i, one in enumerate(patterns) for other in patterns[:i])
 
 
+def test_the_first_rule_that_applies_wins_and_no_rule_is_no_fault() -> None:
+    plan = FaultPlan(0, [rule("grade"), rule(what="cut", k=3), rule(what="abort")])
+    what = [fault.what for k in (1, 2, 3, 4) if (fault := plan.decide("turn", "r", 0, k))]
+    assert what == ["abort", "abort", "cut", "abort"]
+    assert FaultPlan(3, []).decide("turn", "r", 0, 1) is None
+
+
 def test_when_restricts_hit_attempts_and_rollouts() -> None:
     plan = FaultPlan(0, [rule(k=2, attempts=2, rollouts="train-000001-*")])
     hit = [
@@ -104,17 +111,6 @@ def test_when_restricts_hit_attempts_and_rollouts() -> None:
         if plan.decide("turn", rollout_id, attempt, k)
     ]
     assert hit == [("train-000001-000-00", 0, 2), ("train-000001-000-00", 1, 2)]
-
-
-def test_the_first_rule_that_applies_wins() -> None:
-    plan = FaultPlan(0, [rule("grade"), rule(what="cut", k=3), rule(what="abort")])
-    what = [fault.what for k in (1, 2, 3, 4) if (fault := plan.decide("turn", "r", 0, k))]
-    assert what == ["abort", "abort", "cut", "abort"]
-
-
-def test_an_empty_plan_is_no_plan() -> None:
-    assert not FaultPlan(3, [])
-    assert FaultPlan(3, []).decide("turn", "r", 0, 1) is None
 
 
 @pytest.mark.parametrize(

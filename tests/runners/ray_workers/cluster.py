@@ -30,6 +30,8 @@ LIMITS = (
     *("--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0", "--block"),
 )
 HEALTH = {
+    # Ray gives up on its own services after a minute, which a busy machine needs.
+    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "300",
     # Ray's defaults take half a minute to see that a node is gone.
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "500",

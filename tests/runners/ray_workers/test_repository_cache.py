@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runners.ray_workers.remote_errors import ExecutorError
+from runners.ray_workers.errors import WorkerError
 from runners.ray_workers.repository_cache import RepositoryCache, pack_repository
 from runners.sandboxes.contract import SandboxError
 from runners.tasks.contract import Origin, Task
@@ -61,13 +61,13 @@ async def test_a_failed_download_leaves_nothing_and_is_retried(tmp_path: Path) -
     async def fetch(commit: str) -> bytes:
         answer = answers.pop(0)
         if answer is None:
-            raise ExecutorError("the driver is gone")
+            raise WorkerError("the driver is gone")
         return answer
 
     repositories = RepositoryCache(tmp_path / "node", fetch, make_elsewhere)
     with pytest.raises(SandboxError, match="cannot be unpacked"):
         await repositories.ready(task)
-    with pytest.raises(ExecutorError):
+    with pytest.raises(WorkerError):
         await repositories.ready(task)
     assert not list((tmp_path / "node").iterdir())
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from conf.compose import compose
 from conf.schema import Config
@@ -18,9 +18,9 @@ from runners.faults.wiring import driver_faults
 from runners.harnesses.registry import make_harness
 from runners.processes.ledger import Ledger
 from runners.processes.recorder import StoreRecorder
-from runners.ray_workers.executor import GRACE_S, RayExecutor
+from runners.ray_workers.executor import RayExecutor
+from runners.ray_workers.node_worker import SILENCE_S
 from runners.ray_workers.worker import Worker
-from runners.ray_workers.worker_pool import SILENCE_S
 from runners.rollouts.attempt import execute_here
 from runners.rollouts.context import AttemptContext, AttemptResult, Execute
 from runners.rollouts.pool import Pool
@@ -34,7 +34,7 @@ from runners.tasks.grading import make_grader
 from runners.testing.completions import Completion, spoken
 from runners.testing.scripted_engine import ScriptedEngine
 from runners.trajectory.record import RolloutRecord
-from tests.fakes.nodes_without_ray import OneNode, RunsAttempts, one_node
+from tests.fakes.nodes_without_ray import OneNode
 from tests.fakes.running_gateway import Gateway, running_gateway
 from tests.runners.tasks.repositories import FIX, make_task
 
@@ -108,10 +108,9 @@ async def world(
     tmp_path: Path,
     tokenizer: Path,
     *overrides: str,
-    grace_s: float = GRACE_S,
     silence_s: float = SILENCE_S,
     section: RayExecutorConfig | None = None,
-    make_worker: Callable[[], RunsAttempts] = Worker,
+    make_worker: Callable[[str], Any] = Worker,
 ) -> AsyncIterator[World]:
     """Start everything that attempts need."""
     config = compose([*SHORT, *overrides])
@@ -151,10 +150,11 @@ async def world(
         execute = execute_here(recorder)
         node = None
         if where == "node":
-            node = await exits.enter_async_context(one_node(make_worker))
-            placement = await node.start()
-            limits = {"grace_s": grace_s, "silence_s": silence_s}
-            executor = RayExecutor(section or ray_section(), placement, store, ledger, **limits)
+            node = OneNode(make_worker)
+            exits.push_async_callback(node.stop)
+            executor = RayExecutor(
+                section or ray_section(), node, store, ledger, silence_s=silence_s
+            )
             exits.push_async_callback(executor.close)
             info = {"url": gateway.url, "admin_key": gateway.admin_key}
             await executor.start(config, info, context, recorder)
