@@ -138,6 +138,7 @@ class RunDocument:
     status: Status
     wall_s: float
     written_at: float
+    """Unix seconds; of a run that is over: its last write."""
     config: dict[str, Any]
     changes: dict[str, Any]
     """Keys whose values are not the defaults."""
@@ -164,8 +165,9 @@ class RunDocument:
     def to_dict(self) -> dict[str, Any]:
         """Return the document as JSON."""
         parts = list(map(str, self.status.partly_solved))
+        leaks = [{"kind": leak.kind, "name": leak.name} for leak in self.status.leaks]
         return asdict(self) | {
-            "status": self.status.to_dict() | {"parts": parts},
+            "status": self.status.to_dict() | {"parts": parts, "leaks": leaks},
             "cost": self.cost.to_dict(),
             "rewarded": [kind for kind, meaning in MEANING.items() if meaning.reward_counts],
         }
@@ -181,7 +183,8 @@ def read_document(store: RunStore, against: Against | None = None) -> RunDocumen
     return RunDocument(
         status=status,
         wall_s=state.spent_s,
-        written_at=time.time(),
+        # of a run that is over: when it ended, so that a page of it is the same at any time
+        written_at=time.time() if state.driven else status.updated_at,
         config=config,
         changes=changed_keys(config),
         steps=[
