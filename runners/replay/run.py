@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -166,13 +166,15 @@ class _Replay:
             _, key = await admin.create_session(
                 session_id, scenario=config.scenario.kind, max_turns=config.harness.max_turns
             )
-            spec = describe_workspace(task).make_spec(
-                session_id,
-                "gateway",
+            spec = describe_workspace(task)
+            spec = replace(
+                spec,
+                name=session_id,
+                network="gateway",
                 gateway_control=Path(gateway["control"]),
                 gateway_url=config.gateway.public_url or gateway["url"],
                 session_key=key,
-                mounts=harness.mounts(),
+                mounts={**harness.mounts(), **spec.mounts},
             )
             async with asyncio.timeout(deadlines.boot_s):
                 sandbox = await backend.create(spec)

@@ -295,13 +295,15 @@ class Attempt:
     async def _open_sandbox(self, api_key: str) -> AsyncIterator[Sandbox]:
         """Boot the sandbox of this attempt and yield it; close it at the end."""
         context = self._context
-        spec = describe_workspace(self._task).make_spec(
-            self._session_id,
-            "gateway",
+        spec = describe_workspace(self._task)
+        spec = replace(
+            spec,
+            name=self._session_id,
+            network="gateway",
             gateway_control=context.gateway_control,
             gateway_url=context.gateway_url,
             session_key=api_key,
-            mounts=context.harness.mounts(),
+            mounts={**context.harness.mounts(), **spec.mounts},
             denied_hosts=denied_hosts(self._spec.task),
             workspace_bytes=context.capture.workspace_bytes,
         )

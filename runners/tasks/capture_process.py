@@ -28,7 +28,7 @@ import psutil
 
 from runners.processes.service import child_environment
 
-PROGRAM = "runners.tasks.capture_main"
+PROGRAM = f"{__package__}.patch"
 """Module that the server runs, by its name: it imports what imports this one."""
 REPLY_LIMIT = 64 << 20
 """Bytes; a reply is a patch within its limits and a list of paths."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import codecs
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,12 +70,9 @@ def find_parts(path: str) -> list[Path]:
     return [file] if file.is_file() else fetch_split(path)
 
 
-def read_rows(path: str, parts: Sequence[Path] | None = None) -> Rows:
-    """Read the rows of a dataset one at a time; raises DatasetError and HubError.
-
-    ``parts``: its files, if they are known.
-    """
-    for part in find_parts(path) if parts is None else parts:
+def read_rows(path: str) -> Rows:
+    """Read the rows of a dataset one at a time; raises DatasetError and HubError."""
+    for part in find_parts(path):
         try:
             yield from READERS[part.suffix](part)
         except OSError as error:

@@ -1,7 +1,6 @@
 """Read a whole dataset: its tasks, and every fault with its location.
 
-Rows are read one at a time. A large set of rows without a fault is cached by its content, so that
-it is validated once.
+Rows are read one at a time.
 """
 
 from __future__ import annotations
@@ -14,25 +13,27 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from conf.cache import cache_root
 from conf.sections.plugin import PluginConfig
 from conf.sections.task import TaskFileConfig
+from runners.tasks import builtin
 from runners.tasks.contract import Task
 from runners.tasks.custom_reader import read_with_plugin
-from runners.tasks.dataset_files import NESTED, DatasetError, find_parts, read_rows
+from runners.tasks.dataset_files import NESTED, DatasetError, read_rows
 from runners.tasks.exclusions import set_aside
 from runners.tasks.graders.packages import MultiSweError
 from runners.tasks.harbor import suites
 from runners.tasks.pinned_repositories import SourceError
+from runners.tasks.pytest_mounts import pytest_mounts
 from runners.tasks.row_tasks import TaskBuilder, format_errors
 from runners.tasks.section_keys import name_key
-from runners.tasks.task_cache import TaskCache
 from runners.trajectory.printable import make_printable, shorten
 
 SHOWN_EVERY = 1000
 """Rows."""
 LONGEST_REASON = 800
-CACHED_FROM = 2000
-"""Rows; fewer are read in well under a second."""
+SHOWN = 20
+"""Faults in the message that stops a run; ``agentrl check`` shows all."""
 Progress = Callable[[str], None]
 Entries = Iterator[tuple[object, Path | dict[str, Any] | str]]
 """Rows or directories, each with its location, or its problem as text."""
@@ -65,22 +66,14 @@ def read_dataset(
     ``show`` is told from time to time how far it is.
     """
     builder = TaskBuilder(config, Path(path).parent)
+    entries: Entries = read_rows(path)
     if isinstance(config.format, PluginConfig):
-        rows = read_with_plugin(config.format, Path(path))
-        return _make_report(config, path, *_read_entries(rows, builder, show))
-    if suites.is_suite(path):
-        return _make_report(
-            config, path, *_read_entries(_find_directories(path, config), builder, show)
-        )
-    parts = find_parts(path)
-    cache = TaskCache(config, path, parts)
-    cached = cache.read(builder, show)
-    if cached is not None:
-        return _make_report(config, path, cached, list(builder.find_missing_commits(cached)))
-    tasks, faults = _read_entries(read_rows(path, parts), builder, show)
-    if not faults and len(tasks) >= CACHED_FROM:
-        cache.write(builder, tasks)
-    faults += builder.find_missing_commits(tasks)
+        entries = read_with_plugin(config.format, Path(path))
+    elif suites.is_suite(path):
+        entries = _find_directories(path, config)
+    tasks, faults = _read_entries(entries, builder, show)
+    if not isinstance(config.format, PluginConfig):
+        faults += builder.find_missing_commits(tasks)
     return _make_report(config, path, tasks, faults)
 
 
@@ -152,3 +145,34 @@ def _read_task(row: Path | dict[str, Any], builder: TaskBuilder) -> Task:
     if suites.is_packed(row):
         return suites.read_task(suites.unpack_row(row))
     return builder.build(row)
+
+
+def find_dataset(family: TaskFileConfig) -> str:
+    """Return the dataset's file or hub name; the built-in set is made first."""
+    if family.path is not None:
+        return family.path
+    return str(builtin.build(cache_root() / "tasks" / f"swebench-{builtin.VERSION}"))
+
+
+def load_dataset(config: TaskFileConfig, path: str) -> list[Task]:
+    """Return the tasks of a dataset that has no fault, all of them in the training split.
+
+    Raises DatasetError, which names every fault, and PytestMissingError.
+    """
+    report = read_dataset(config, path)
+    raise_for_faults(report, shown=SHOWN)
+    pytest_mounts()  # raises now rather than in every sandbox
+    return list(report.tasks)
+
+
+def raise_for_faults(report: DatasetReport, *, shown: int | None = None) -> None:
+    """Raise DatasetError if there are malformed rows, which it names, or no row at all."""
+    if report.faults:
+        lines = list(report.faults[:shown])
+        if more := len(report.faults) - len(lines):
+            lines.append(f"… and {more} more: agentrl check names all of them")
+        number = len(report.faults)
+        rows = f"{number} malformed row{'s' if number > 1 else ''}"
+        raise DatasetError(f"{report.path} has {rows}:\n" + "\n".join(lines))
+    if not report.tasks:
+        raise DatasetError(f"{report.path} has no rows")

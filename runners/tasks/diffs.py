@@ -1,17 +1,24 @@
-"""Paths of a git diff."""
+"""Git diffs as text: their paths, the lines that they add, and their reversal."""
 
 from __future__ import annotations
 
 import codecs
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
 _QUOTED = r'"(?:[^"\\]|\\.)*"'
 _HEADER = re.compile(rf"^diff --git ({_QUOTED}) ({_QUOTED})$")
-_HUNK = re.compile(r"^@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
+_HUNK = re.compile(r"^@@ -(\d+(?:,\d+)?) \+(\d+(?:,\d+)?) @@(.*)$")
 _NAME = re.compile(rf"^(---|\+\+\+|rename from|rename to) ({_QUOTED}|[^\t\n]*)")
+_INDEX = re.compile(r"^index (\w+)\.\.(\w+)(.*)$")
+_SIGNS = {"-": "+", "+": "-"}
+_FIRST = {"--- ": "+++ ", "old mode ": "new mode "}
+"""Begin of a header line → begin of the one that follows it, whose value it exchanges."""
+_WORDS = {"new file mode ": "deleted file mode ", "deleted file mode ": "new file mode "}
+_REFUSED = ("rename ", "copy ", "GIT binary patch", "Binary files ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,22 +33,13 @@ class DiffPaths:
 
 @lru_cache(maxsize=4)  # a row asks for those of its test patch several times
 def read_paths(diff: str) -> DiffPaths:
-    """Return the paths that a diff in git's format names.
-
-    Hunks are skipped by their line counts, as a changed line may look like a header.
-    """
+    """Return the paths that a diff in git's format names."""
     before: set[str] = set()
     after: set[str] = set()
-    left = [0, 0]
-    """Lines of the current hunk that are still to come: old, new."""
-    for line in diff.split("\n"):
-        if left[0] > 0 or left[1] > 0:
-            left[0] -= line[:1] in ("", " ", "-")
-            left[1] -= line[:1] in ("", " ", "+")
+    for line, changed in _walk(diff):
+        if changed:
             continue
-        if hunk := _HUNK.match(line):
-            left = [int(count) for count in hunk.groups(default="1")]
-        elif line.startswith("diff --git ") and (path := _header_path(line)):
+        if line.startswith("diff --git ") and (path := _header_path(line)):
             after.add(path)
         elif (name := _NAME.match(line)) and (path := _path(name[2])) != "/dev/null":
             (before if name[1] in ("---", "rename from") else after).add(path)
@@ -51,15 +49,11 @@ def read_paths(diff: str) -> DiffPaths:
 def read_added_lines(diff: str) -> dict[str, list[str]]:
     """Return the lines that a diff in git's format adds, by the path after it."""
     found: dict[str, list[str]] = {}
-    path, left = "", [0, 0]
-    for line in diff.split("\n"):
-        if left[0] > 0 or left[1] > 0:
-            left[0] -= line[:1] in ("", " ", "-")
-            left[1] -= line[:1] in ("", " ", "+")
+    path = ""
+    for line, changed in _walk(diff):
+        if changed:
             if line[:1] == "+":
                 found[path].append(line[1:])
-        elif hunk := _HUNK.match(line):
-            left = [int(count) for count in hunk.groups(default="1")]
         elif line.startswith("diff --git "):
             path = _header_path(line)
             found.setdefault(path, [])
@@ -67,6 +61,22 @@ def read_added_lines(diff: str) -> dict[str, list[str]]:
             path = _path(name[2])
             found.setdefault(path, [])
     return found
+
+
+def _walk(diff: str) -> Iterator[tuple[str, bool]]:
+    """Yield each line with whether it is in a hunk, by the counts in the hunk's header: a changed
+    line may look like a header.
+    """
+    old = new = 0
+    """Lines of the current hunk that are still to come."""
+    for line in diff.split("\n"):
+        in_hunk = old > 0 or new > 0
+        if in_hunk:
+            old -= line[:1] in ("", " ", "-")
+            new -= line[:1] in ("", " ", "+")
+        elif line.startswith("@@ ") and (hunk := _HUNK.match(line)):
+            old, new = (int((side + ",1").split(",")[1]) for side in (hunk[1], hunk[2]))
+        yield line, in_hunk
 
 
 def unquote_path(name: str) -> str:
@@ -90,3 +100,54 @@ def _header_path(line: str) -> str:
 def _path(word: str) -> str:
     path = unquote_path(word)
     return path[2:] if path.startswith(("a/", "b/")) else path
+
+
+def reverse_diff(diff: str) -> str:
+    r"""Return the diff that undoes a text diff in git's format; raises ValueError for others.
+
+    >>> print(reverse_diff("--- a/x\n+++ b/x\n@@ -1,2 +1 @@\n-old\n-er\n+new"))
+    --- a/x
+    +++ b/x
+    @@ -1 +1,2 @@
+    +old
+    +er
+    -new
+    """
+    lines: list[str] = []
+    first = ""
+    for line, changed in _walk(diff):
+        if changed:
+            lines.append(_SIGNS.get(line[:1], line[:1]) + line[1:])
+        elif hunk := _HUNK.match(line):
+            lines.append(f"@@ -{hunk[2]} +{hunk[1]} @@{hunk[3]}")
+        elif line.startswith(tuple(_FIRST)):
+            first = line
+        elif first:
+            lines += _exchange(first, line)
+            first = ""
+        elif line.startswith(_REFUSED):
+            raise ValueError(f"a diff with {line.split(' ', 1)[0]!r} cannot be reversed")
+        else:
+            lines.append(_reverse_header(line))
+    return "\n".join(lines)
+
+
+def _exchange(first: str, second: str) -> list[str]:
+    """Return two header lines with their values exchanged; raises ValueError."""
+    begin = next(word for word in _FIRST if first.startswith(word))
+    follows = _FIRST[begin]
+    if not second.startswith(follows):
+        raise ValueError(f"{first!r} is not followed by {follows!r}")
+    old, new = first.removeprefix(begin), second.removeprefix(follows)
+    if begin == "--- ":
+        old, new = (re.sub(r"^[ab]/", f"{side}/", name) for name, side in ((old, "b"), (new, "a")))
+    return [f"{begin}{new}", f"{follows}{old}"]
+
+
+def _reverse_header(line: str) -> str:
+    for word, other in _WORDS.items():
+        if line.startswith(word):
+            return other + line.removeprefix(word)
+    if index := _INDEX.match(line):
+        return f"index {index[2]}..{index[1]}{index[3]}"
+    return line

@@ -45,9 +45,8 @@ from runners.tasks.graders import JUDGES
 from runners.tasks.graders.task_grader import EnsureRepository, TaskGrader
 from runners.tasks.graders.verdicts import DOES_NOT_APPLY, make_verdict
 from runners.tasks.harbor.end_state import EndStateGrader
-from runners.tasks.install_metadata import find_metadata
 from runners.tasks.patch_record import decode_patch
-from runners.tasks.protection import find_touched
+from runners.tasks.protection import find_metadata, find_touched
 from runners.tasks.pytest_mounts import filter_mounts
 from runners.tasks.rollout_result import Grader, RolloutResult
 from runners.tasks.task_repositories import DELETED
@@ -82,7 +81,7 @@ def _make_task_grader(
         run_tests,
         ensure_repository,
         flaky_reruns=flaky_reruns,
-        # A flaky test may fail its contrary by chance: several gradings have to agree.
+        # A flaky test may fail its negation by chance: several gradings have to agree.
         verification=Verification(
             run_tests,
             task.canaries,

@@ -1,4 +1,4 @@
-"""Capture an agent's patch, by a process of its own that reads the workspace.
+"""Capture an agent's patch, by a process of its own that reads the workspace; its program too.
 
 Whatever is in the workspace, the driver is not held up: the process has limits of time and memory,
 and its end is an answer too.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from runners.sandboxes.contract import OversizedError, Sandbox
 from runners.tasks import capture_process
 from runners.tasks.capture_limits import DEFAULT_LIMITS, CaptureLimits, make_refused_patch
 from runners.tasks.contract import Patch, ScriptGrading, Task, UnittestIds
-from runners.tasks.snapshot_repository import read_excluded_paths
+from runners.tasks.snapshots import read_excluded_paths
 from runners.tasks.workspace_diff import PatchError, diff_workspace
 from runners.trajectory.outcome import OutcomeCode
 
@@ -115,3 +116,7 @@ def _decode_reply(reply: bytes) -> Patch:
         refused=head["refused"],
         refused_as=head["refused_as"],
     )
+
+
+if __name__ == "__main__":
+    capture_process.serve(answer_request, int(sys.argv[1]))

@@ -4,6 +4,10 @@ Protected are the task's own paths (the tests), whatever configures pytest, and 
 would import instead of a test, of pytest or of its own library. A patch leaves these paths out and
 names them; grading restores them, whoever made the patch. Configuration that the reference patch
 changes is not protected.
+
+What an installation leaves in a work tree is left out silently: ``pip install -e .`` is honest. But
+pytest loads the plugins that such metadata names, and Python executes lines of ``.pth`` files,
+wherever modules are imported from.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from runners.tasks.capture_limits import (
     PATH_LIMIT,
     workspace_error,
 )
-from runners.tasks.contract import Task, UnittestIds
+from runners.tasks.contract import Patch, Task, UnittestIds
 from runners.tasks.diffs import read_paths
 from runners.trajectory.printable import make_printable
 
@@ -53,6 +57,12 @@ TOOLS = frozenset(
 )
 """Modules that ``python -m pytest`` imports from the work tree first, before our plugin runs."""
 SKIPPED = frozenset({".git", "__pycache__"})
+SUFFIXES = (".dist-info", ".egg-info", ".egg-link", ".pth")
+SOURCES = frozenset({"", "src", "lib", "python"})
+"""Folders of a repository from which modules are imported."""
+SITES = frozenset({"site-packages", "dist-packages"})
+CACHE = ".pytest_cache"
+"""Pytest reads its last run there, for example which tests are to be skipped."""
 
 
 def find_touched(task: Task, workspace: Path) -> tuple[str, ...]:
@@ -62,6 +72,23 @@ def find_touched(task: Task, workspace: Path) -> tuple[str, ...]:
         others |= set(_configuration(task, workspace))
     free = read_paths(task.gold_patch).all
     return tuple(sorted({*_tests(task, workspace), *(others - free)}))
+
+
+def find_metadata(task: Task, patch: Patch) -> tuple[str, ...]:
+    """Return the paths of metadata and caches that a patch changes, sorted."""
+    free = read_paths(task.gold_patch).all
+    changed = read_paths(patch.diff.decode("utf-8", "surrogateescape")).all - free
+    return tuple(sorted({found for path in changed for found in _metadata_of(path)}))
+
+
+def _metadata_of(path: str) -> Iterator[str]:
+    parts = path.split("/")
+    for number, part in enumerate(parts):
+        folder = "/".join(parts[:number])
+        importable = folder in SOURCES or parts[number - 1] in SITES
+        if part == CACHE or (importable and part.endswith(SUFFIXES)):
+            yield "/".join(parts[: number + 1])
+            return
 
 
 def escape_path(path: str) -> str:

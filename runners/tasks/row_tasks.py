@@ -6,11 +6,9 @@ found once.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +28,6 @@ from runners.tasks.pinned_repositories import (
 from runners.tasks.schemas.detection import AUTO, read_row
 from runners.tasks.schemas.row import NAMES_LIMIT, Row, RowContext
 from runners.trajectory.printable import make_printable, shorten
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """Surroundings of a dataset's rows that decide its tasks too."""
-
-    sources: list[tuple[str, str, str | None]]
-    """``repo_path`` and ``repo`` of rows, and where that repository was found."""
-    heads: dict[str, str]
-    """Commit that was the HEAD, by source, of rows without a commit."""
-    files: dict[str, str]
-    """Digest by path of the files beside the rows."""
 
 
 class TaskBuilder:
@@ -116,30 +102,6 @@ class TaskBuilder:
                         "base_commit, or fetch the commit there"
                     )
 
-    def list_surroundings(self) -> Surroundings:
-        """Return all that decided the tasks so far besides their rows."""
-        return Surroundings(
-            sources=[
-                (*key, found if isinstance(found, str) else None)
-                for key, found in self._sources.items()
-            ],
-            heads=self._heads,
-            files={str(path): hash_text(text) for path, text in self._context.files.items()},
-        )
-
-    def is_unchanged(self, found: Surroundings) -> bool:
-        """Return whether all of it would be found again."""
-        for repo_path, repo, place in found.sources:
-            now = self._ask_source(repo_path, repo)
-            if place != (now if isinstance(now, str) else None):
-                return False
-        try:
-            return all(read_head(source) == head for source, head in found.heads.items()) and all(
-                hash_text(Path(path).read_text()) == digest for path, digest in found.files.items()
-            )
-        except (SourceError, OSError, ValueError):
-            return False
-
     def _find_source(self, row: Row, image: str) -> str | None:
         """Return the source of a row's repository; None if only its image has it."""
         found = self._ask_source(row.repo_path, row.repo)
@@ -171,11 +133,6 @@ def _write_json(fields: Mapping[str, Any]) -> str:
         return json.dumps(fields, sort_keys=True, allow_nan=False)
     except TypeError as error:
         raise ValueError(f"it has a value that is no JSON: {error}") from error
-
-
-def hash_text(text: str) -> str:
-    """Return the SHA-256 of a text."""
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _inside(paths: set[str], workdir: str) -> tuple[str, ...]:

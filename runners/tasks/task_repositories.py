@@ -26,17 +26,22 @@ from runners.sandboxes.wrappers import open_sandbox
 from runners.tasks.contract import HarborVerifier, Origin, Task
 from runners.tasks.harbor.environment import describe_environment, ensure_environment
 from runners.tasks.pinned_repositories import SourceError, make_pinned_repository
-from runners.tasks.pytest_mounts import filter_mounts, pytest_mounts
-from runners.tasks.snapshot_repository import exclude_paths, read_snapshots
+from runners.tasks.pytest_mounts import (
+    agent_environment,
+    agent_mounts,
+    filter_mounts,
+    pytest_mounts,
+)
 from runners.tasks.snapshots import (
     BASE,
     TESTS,
     begin_snapshots,
+    exclude_paths,
     fetch_snapshots,
+    read_snapshots,
     run_commands,
     take_snapshot,
 )
-from runners.tasks.workspace import Workspace, describe_repository
 
 VERSION = 2
 """Version of the repositories: raise it when the same origin gives another one."""
@@ -49,11 +54,22 @@ DELETED = "deleted"
 """File beside it with the paths that the hidden tests remove."""
 
 
-def describe_workspace(task: Task) -> Workspace:
-    """Return the workspace of a task that is ready; raises SandboxError."""
+def describe_workspace(task: Task) -> SandboxSpec:
+    """Return the sandbox of a task that is ready, which has no name and no network yet: its files,
+    image, programs and variables. Raises SandboxError.
+    """
     if isinstance(task.grading, HarborVerifier):
         return describe_environment(task)
-    return describe_repository(task)
+    return SandboxSpec(
+        "",
+        task.repo,
+        "none",
+        mounts=agent_mounts(task),
+        env=agent_environment(task),
+        image=task.image,
+        workdir=task.workdir,
+        removed=task.hidden_paths,
+    )
 
 
 async def use_repository_as_is(task: Task) -> Task:

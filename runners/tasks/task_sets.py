@@ -26,12 +26,14 @@ from conf.task_sets import TaskSet, find_weights, list_sets
 from runners.tasks import bugfix
 from runners.tasks.contract import Task
 from runners.tasks.dataset_files import DatasetError
-from runners.tasks.dataset_report import DatasetReport, Progress, read_dataset
-from runners.tasks.datasets import (
+from runners.tasks.dataset_report import (
     SHOWN,
+    DatasetReport,
+    Progress,
     find_dataset,
     load_dataset,
     raise_for_faults,
+    read_dataset,
 )
 from runners.tasks.mixture import draw_sets
 from runners.tasks.readiness import find_readiness

@@ -14,7 +14,7 @@ from runners.sandboxes.local.backend import LocalBackend
 from runners.tasks import bugfix, builtin
 from runners.tasks.canaries.verification import Verification
 from runners.tasks.contract import Task, Verdict, VerdictKind
-from runners.tasks.datasets import load_dataset
+from runners.tasks.dataset_report import load_dataset
 from runners.tasks.graders.task_grader import TaskGrader
 from runners.tasks.grading import SandboxGrader
 from runners.tasks.rollout_result import RolloutResult

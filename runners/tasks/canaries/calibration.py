@@ -23,7 +23,7 @@ from runners.tasks.canaries.test_texts import (
 from runners.tasks.canaries.variants import (
     VERSION,
     Variant,
-    draw_contrary_variant,
+    draw_negated_variant,
     draw_reworded_variant,
     is_judged_by_exit_code,
 )
@@ -32,8 +32,8 @@ from runners.tasks.patch_record import decode_patch
 
 VARIANTS = 4
 """Variants of each sort per task."""
-Sort = Literal["contrary", "reworded"]
-_DRAW = {"contrary": draw_contrary_variant, "reworded": draw_reworded_variant}
+Sort = Literal["negated", "reworded"]
+_DRAW = {"negated": draw_negated_variant, "reworded": draw_reworded_variant}
 
 
 class RunTests(Protocol):
@@ -152,7 +152,7 @@ def _narrow(canary: Canary, sort: Sort, verdict: Verdict) -> Canary | None:
         return None
     task = canary.placed.task
     if is_judged_by_exit_code(task):
-        wanted = VerdictKind.UNSOLVED if sort == "contrary" else VerdictKind.SOLVED
+        wanted = VerdictKind.UNSOLVED if sort == "negated" else VerdictKind.SOLVED
         return canary if verdict.kind is wanted else None
     results = {(test.test_set, test.name): test for test in verdict.tests}
     must_fail = tuple(
@@ -166,7 +166,7 @@ def _narrow(canary: Canary, sort: Sort, verdict: Verdict) -> Canary | None:
         if (test := results.get(("pass_to_pass", name))) and test.reported_passed
     )
     # With no test that passes, it may be that nothing ran: a file that does not import, say.
-    if (sort == "contrary" and not must_fail) or (task.pass_to_pass and not must_pass):
+    if (sort == "negated" and not must_fail) or (task.pass_to_pass and not must_pass):
         return None
     narrowed = replace(task, fail_to_pass=must_fail, pass_to_pass=must_pass)
     return replace(canary, placed=replace(canary.placed, task=narrowed))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from runners.tasks.canaries.program_contraries import find_program_contraries
+from runners.tasks.canaries.negated_tests import find_program_negations
 from runners.tasks.canaries.source_file import SourceFile
 from runners.tasks.canaries.test_texts import UnreadableTestsError, find_source
 from runners.tasks.contract import CustomGrading, HarborVerifier, ScriptGrading, Task
@@ -44,7 +44,7 @@ def _find_obstacle(task: Task) -> str:
         script = task.grading.script
         if source == "program":
             file = SourceFile.parse(script.encode())
-            return "" if file and find_program_contraries(file) else NO_CLAIM
+            return "" if file and find_program_negations(file) else NO_CLAIM
         paths = read_paths(script).all
     # A path without a suffix may be a directory of tests.
     return "" if any(path.endswith(".py") or "." not in path for path in paths) else NO_PYTHON

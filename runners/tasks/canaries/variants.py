@@ -11,15 +11,16 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from runners.tasks.canaries.contraries import (
-    Contrary,
-    draw_change,
-    end_contrary,
-    find_contraries,
-)
 from runners.tasks.canaries.held_out import draw_unseen_inputs
 from runners.tasks.canaries.literals import respell_literal
-from runners.tasks.canaries.program_contraries import expected_literals, find_program_contraries
+from runners.tasks.canaries.negated_tests import (
+    Negation,
+    draw_change,
+    end_negation,
+    expected_literals,
+    find_negations,
+    find_program_negations,
+)
 from runners.tasks.canaries.rewordings import reword
 from runners.tasks.canaries.source_file import SourceFile, Splice
 from runners.tasks.canaries.test_functions import (
@@ -67,7 +68,7 @@ def is_judged_by_exit_code(task: Task) -> bool:
     return isinstance(task.grading, ScriptGrading) and task.grading.kind in _EXIT_CODES
 
 
-def draw_contrary_variant(
+def draw_negated_variant(
     task: Task, texts: Mapping[str, bytes], rng: random.Random
 ) -> Variant | None:
     """Return a variant with at least one fail-to-pass test that must fail; None if there is none.
@@ -135,7 +136,7 @@ def _parse(texts: Mapping[str, bytes]) -> dict[str, SourceFile]:
 def _draw_single(task: Task, files: Mapping[str, SourceFile], rng: random.Random) -> Variant | None:
     if PROGRAM in files:
         file = files[PROGRAM]
-        drawn = draw_change(find_program_contraries(file), rng)
+        drawn = draw_change(find_program_negations(file), rng)
         choices = [(PROGRAM, file, *drawn)] if drawn else []
     else:
         tests = find_tests(files, task.fail_to_pass) or all_tests(files)
@@ -180,27 +181,27 @@ def _draw_respelled(
     return None if text is None else Variant({path: text}, (), (), (), ("respelled",))
 
 
-def _rank(contrary: Contrary) -> int:
-    return next((rank for rank, kinds in enumerate((ANSWERS, STRONG)) if contrary.kind in kinds), 2)
+def _rank(negation: Negation) -> int:
+    return next((rank for rank, kinds in enumerate((ANSWERS, STRONG)) if negation.kind in kinds), 2)
 
 
 def _has_no_answers(test: TestFunction) -> bool:
-    return all(_rank(one) for one in find_contraries(test.file, test.function))
+    return all(_rank(one) for one in find_negations(test.file, test.function))
 
 
-def _draw(test: TestFunction, rng: random.Random) -> tuple[Contrary, Splice, set[int]] | None:
+def _draw(test: TestFunction, rng: random.Random) -> tuple[Negation, Splice, set[int]] | None:
     """Return the best change of a test, or of a function that it calls, with the functions that it
     affects.
     """
-    own = find_contraries(test.file, test.function)
+    own = find_negations(test.file, test.function)
     helpers = called_functions(test)
-    elsewhere = [] if own else [(h, find_contraries(test.file, h)) for h in helpers]
-    for function, contraries in [(test.function, own), *elsewhere]:
+    elsewhere = [] if own else [(h, find_negations(test.file, h)) for h in helpers]
+    for function, negations in [(test.function, own), *elsewhere]:
         for rank in range(3):
-            drawn = draw_change([one for one in contraries if _rank(one) == rank], rng)
+            drawn = draw_change([one for one in negations if _rank(one) == rank], rng)
             if drawn is not None:
                 return *drawn, {id(function), id(test.function)}
-    last = end_contrary(test.file, test.function)
+    last = end_negation(test.file, test.function)
     drawn = draw_change([last], rng) if last else None
     return None if drawn is None else (*drawn, {id(test.function)})
 

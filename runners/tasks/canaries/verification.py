@@ -4,7 +4,7 @@ A patch that passes a test which every right solution fails has made its tests p
 what they ask. One such canary may be chance: after the first, two of three decide.
 
 Of a task solved in part, only the tests that pass are looked at: whoever fails a test may pass its
-contrary.
+negation.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Verification:
                 used = frozenset()
                 continue
             used |= {canary.number}
-            finding = await self._run(claim, canary, "contrary", f"canary-{canary.number}")
+            finding = await self._run(claim, canary, "negated", f"canary-{canary.number}")
             if finding.failure:
                 return _unsolved(claim.verdict, finding.failure)
             if finding.accusation:
@@ -154,7 +154,7 @@ class Verification:
         passed = _passed_names(claim.verdict, "fail_to_pass")
         while True:
             canary = await self._calibration.draw(
-                claim.task, "contrary", but=used, name=claim.name, deadline_s=claim.deadline_s
+                claim.task, "negated", but=used, name=claim.name, deadline_s=claim.deadline_s
             )
             if canary is None or not claim.in_part or passed & {*canary.placed.task.fail_to_pass}:
                 return canary
@@ -203,7 +203,7 @@ class Verification:
 
 def _judge_exit_code(verdict: Verdict, sort: Sort, canary: Canary) -> Finding:
     solved = verdict.kind is VerdictKind.SOLVED
-    if sort == "contrary" and solved:
+    if sort == "negated" and solved:
         changed = ", ".join(canary.changes)
         return Finding(accusation=f"a command that must fail ended with exit code 0 ({changed})")
     if sort == "reworded" and not solved:

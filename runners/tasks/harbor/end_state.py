@@ -24,7 +24,6 @@ from runners.sandboxes.contract import (
     Sandbox,
     SandboxBackend,
     SandboxError,
-    SandboxSpec,
 )
 from runners.sandboxes.wrappers import open_sandbox
 from runners.tasks.contract import Task, Verdict, VerdictKind
@@ -43,12 +42,12 @@ from runners.tasks.harbor.environment import (
     describe_environment,
     find_directory,
     layout_root,
+    list_trees,
     merge_root,
     overlay_root,
     split_root,
 )
-from runners.tasks.harbor.inspection import OUTPUT
-from runners.tasks.harbor.links import find_planted_link
+from runners.tasks.harbor.inspection import OUTPUT, find_planted_link
 from runners.tasks.harbor.rewards import JSON_FILE, KEY, TEXT_FILE, RewardError, read_rewards
 from runners.tasks.harbor.task_config import resolve_variables
 
@@ -132,8 +131,9 @@ class EndStateGrader:
         found = find_directory(task)
         if solve and not found.has_solution:
             return VerifierRun(None, f"it has no {SOLUTION}/{SOLVE_SCRIPT}")
+        spec = describe_environment(task)
         mounts = {SOLUTION_INSIDE: found.path / SOLUTION} if solve else {}
-        spec = describe_environment(task).make_spec(name, "none", mounts=mounts)
+        spec = replace(spec, name=name, mounts={**mounts, **spec.mounts})
         async with open_sandbox(self._backend, spec) as sandbox:
             await wait_healthy(task, sandbox)
             if solve:
@@ -167,30 +167,26 @@ async def _open_verifier(
     own = found.config.verifier.environment
     with tempfile.TemporaryDirectory(prefix="agentrl-artifacts-") as scratch:
         carried = await fetch_artifacts(sandbox, found.config.artifacts, Path(scratch))
-        workspace = describe_environment(task)
+        spec = replace(describe_environment(task), name=f"{name}-verifier")
         workdir = (own.workdir if own else None) or found.workdir
         if task.image is None:
             root = Path(scratch) / "merged"
             await asyncio.to_thread(merge_root, layout_root(found), carried, root)
             (root / workdir.strip("/")).mkdir(parents=True, exist_ok=True)
             source, trees = split_root(root, workdir)
-            workspace = replace(workspace, source=source, trees=trees, workdir=workdir)
+            spec = replace(spec, source=source, trees=trees, workdir=workdir)
         else:
             image = own.docker_image if own and own.docker_image else task.image
             root = carried
             if image == task.image:
                 root = Path(scratch) / "merged"
                 await asyncio.to_thread(merge_root, overlay_root(found), carried, root)
-            trees = {f"/{top.name}": top for top in sorted(root.iterdir())}
-            workspace = replace(workspace, image=image, trees=trees, workdir=workdir)
+            spec = replace(spec, image=image, trees=list_trees(root), workdir=workdir)
         if own is not None:
             env = resolve_variables("verifier.environment", own.env, os.environ)
-            workspace = replace(workspace, env={**workspace.env, **env})
+            spec = replace(spec, env={**spec.env, **env})
         hosts = allowed_hosts(found.config.verifier_network)
-        spec: SandboxSpec = replace(workspace, egress_hosts=hosts).make_spec(
-            f"{name}-verifier", "none"
-        )
-        async with open_sandbox(backend, spec) as apart:
+        async with open_sandbox(backend, replace(spec, egress_hosts=hosts)) as apart:
             yield apart
 
 

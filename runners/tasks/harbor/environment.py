@@ -11,13 +11,12 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from conf.cache import cache_root
 from runners.processes.atomic_write import atomic_directory
-from runners.sandboxes.contract import SandboxBackend, SandboxError
+from runners.sandboxes.contract import SandboxBackend, SandboxError, SandboxSpec
 from runners.sandboxes.tree import copy_tree
 from runners.tasks.contract import Task
 from runners.tasks.harbor.directory import (
@@ -37,7 +36,6 @@ from runners.tasks.harbor.dockerfile import (
 )
 from runners.tasks.harbor.task_config import NetworkRule, resolve_variables
 from runners.tasks.pytest_mounts import agent_environment, agent_mounts
-from runners.tasks.workspace import Workspace
 
 VERSION = 1
 """Version of the layouts: raise it when the same task gives another one."""
@@ -156,10 +154,15 @@ def _copy(sources: list[Path], root: Path, target: str) -> None:
         shutil.copy2(source, place, follow_symlinks=False)
 
 
-def split_root(root: Path, workdir: str) -> tuple[Path, Mapping[str, Path]]:
+def list_trees(root: Path) -> dict[str, Path]:
+    """Return the top directories of a layout or overlay by their path inside."""
+    return {f"/{entry.name}": entry for entry in sorted(root.iterdir())}
+
+
+def split_root(root: Path, workdir: str) -> tuple[Path, dict[str, Path]]:
     """Return the workspace of a layout, and its other top directories by their path inside."""
-    tops = {f"/{entry.name}": entry for entry in sorted(root.iterdir())}
-    return root / workdir.strip("/"), {top: tops[top] for top in tops if top != workdir}
+    trees = list_trees(root)
+    return root / workdir.strip("/"), {top: trees[top] for top in trees if top != workdir}
 
 
 def merge_root(base: Path, changes: Path, target: Path) -> None:
@@ -168,20 +171,31 @@ def merge_root(base: Path, changes: Path, target: Path) -> None:
     shutil.copytree(changes, target, symlinks=True, dirs_exist_ok=True)
 
 
-def describe_environment(task: Task) -> Workspace:
-    """Return the workspace of a task whose environment is made; raises SandboxError."""
+def describe_environment(task: Task) -> SandboxSpec:
+    """Return the sandbox of a task whose environment is made, which has no name and no network yet;
+    raises SandboxError.
+    """
     try:
         found = find_directory(task)
         env = {**agent_environment(task), **environment_variables(found, task.image)}
     except (ValueError, OSError) as error:
         raise SandboxError(f"{task.id}: {error}") from error
-    mounts = agent_mounts(task)
-    hosts = allowed_hosts(found.config.agent_network)
+    source: Path | None = None
     if task.image is None:
         source, trees = split_root(layout_root(found), found.workdir)
-        return Workspace(source, None, found.workdir, trees, env, mounts, hosts)
-    trees = {f"/{entry.name}": entry for entry in sorted(overlay_root(found).iterdir())}
-    return Workspace(None, task.image, found.workdir, trees, env, mounts, hosts)
+    else:
+        trees = list_trees(overlay_root(found))
+    return SandboxSpec(
+        "",
+        source,
+        "none",
+        mounts=agent_mounts(task),
+        env=env,
+        image=task.image,
+        workdir=found.workdir,
+        trees=trees,
+        egress_hosts=allowed_hosts(found.config.agent_network),
+    )
 
 
 def allowed_hosts(rule: NetworkRule) -> tuple[str, ...] | None:

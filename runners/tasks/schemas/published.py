@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from runners.tasks.contract import Grading, ScriptGrading
-from runners.tasks.diffs import read_paths
+from runners.tasks.diffs import read_paths, reverse_diff
 from runners.tasks.graders.packages import check_multi_swe
 from runners.tasks.log_parsers import PYTEST_PARSERS
-from runners.tasks.reversed_diffs import reverse_diff
 from runners.tasks.schemas.row import (
     CommandLines,
     Commit,

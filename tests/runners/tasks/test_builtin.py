@@ -14,7 +14,7 @@ from runners.sandboxes.contract import SandboxSpec
 from runners.sandboxes.local.backend import LocalBackend
 from runners.tasks import builtin
 from runners.tasks.contract import ScriptGrading, Task, Verdict, VerdictKind
-from runners.tasks.datasets import load_dataset
+from runners.tasks.dataset_report import load_dataset
 from runners.tasks.graders import packages
 from runners.tasks.graders.eval_script import run_script, script_mounts
 from runners.tasks.graders.parsers import judge_report, judge_run

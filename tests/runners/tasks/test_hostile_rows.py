@@ -107,6 +107,14 @@ FIELDS: dict[str, tuple[dict[str, Any] | str | bytes, str]] = {
         {**ROWS["swebench_pro"], "run_script": "x", "parser_script_path": "../secret"},
         "leads out of",
     ),
+    "a parser by a link that leads out": (
+        {**ROWS["swebench_pro"], "run_script": "x", "parser_script_path": "link/secret"},
+        "leads out of",
+    ),
+    "a script by its whole path": (
+        {**ROWS["swebench_pro"], "run_script": "", "run_script_path": "/etc/hostname"},
+        "leads out of",
+    ),
     "a parser of another name": (
         {**ROWS["swe_rebench_v2"], "install_config": {"test_cmd": "x", "log_parser": "a();b"}},
         "is no function",
@@ -130,6 +138,7 @@ def folder(tmp_path: Path) -> Path:
     (place / "clones").mkdir()
     (place / "log_parsers.py").write_text("def parse(log):\n    return {}\n")
     os.mkfifo(place / "pipe")
+    (place / "link").symlink_to(tmp_path)
     with (place / "sparse").open("wb") as file:
         file.truncate(1 << 30)
     return place
@@ -250,6 +259,14 @@ DIRECTORIES: dict[str, Callable[[Path], object]] = {
 }  # fmt: skip
 
 
+REASONS = {
+    "a link out": "leads out of the task",
+    "a link to itself": "leads nowhere",
+    "a link to its parent": "in a circle",
+    "a named pipe": "neither a file nor a directory",
+}
+
+
 @pytest.mark.parametrize("name", DIRECTORIES)
 def test_a_hostile_directory_is_refused_by_name(tmp_path: Path, name: str) -> None:
     DIRECTORIES[name](make_directory(tmp_path / "suite/bad"))
@@ -258,6 +275,7 @@ def test_a_hostile_directory_is_refused_by_name(tmp_path: Path, name: str) -> No
     assert [task.id for task in report.tasks] == ["good"]
     [fault] = report.faults
     assert fault.startswith("bad: ")
+    assert REASONS.get(name, "") in fault
     assert len(fault) < 1000
 
 

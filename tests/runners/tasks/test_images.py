@@ -10,7 +10,7 @@ import pytest
 
 from runners.sandboxes.local.backend import LocalBackend
 from runners.tasks.contract import Origin
-from runners.tasks.datasets import load_dataset
+from runners.tasks.dataset_report import load_dataset
 from runners.tasks.pytest_mounts import (
     SITE,
     agent_environment,

@@ -13,8 +13,7 @@ from conf.compose import compose
 from conf.errors import ConfigError
 from runners.tasks.contract import ScriptGrading
 from runners.tasks.dataset_files import DatasetError
-from runners.tasks.dataset_report import read_dataset
-from runners.tasks.datasets import load_dataset
+from runners.tasks.dataset_report import load_dataset, read_dataset
 from runners.tasks.pinned_repositories import SourceError, find_source
 from runners.tasks.task_sets import load_tasks
 from tests.runners.tasks.dataset_rows import CLASSIC, config, write
@@ -199,36 +198,3 @@ def test_too_few_tasks_to_train_on_are_refused(tmp_path: Path, row: dict[str, An
         load_tasks(compose([*fits, "run.tasks_per_step=4"]))
     with pytest.raises(ConfigError, match="train on task=jsonl"):
         load_tasks(compose(["task=swebench", f"task.path='{file}'"]))
-
-
-def test_brackets_in_brackets_are_a_fault_of_their_row(tmp_path: Path, row: dict[str, Any]) -> None:
-    deep = "[" * 100_000
-    rows = [row, deep, {**row, "instance_id": "x", "FAIL_TO_PASS": deep}, f'{{"a": {deep}']
-    file = write(tmp_path / "rows.jsonl", rows)
-    report = read_dataset(config(file), str(file))
-    assert [task.id for task in report.tasks] == ["o__r-1"]
-    assert [fault.partition(": ")[0] for fault in report.faults] == [
-        f"rows.jsonl:{line}" for line in (2, 3, 4)
-    ]
-    assert "brackets in brackets" in report.faults[0]
-    (tmp_path / "rows.json").write_text(deep)
-    with pytest.raises(DatasetError, match="brackets in brackets"):
-        read_dataset(config(tmp_path / "rows.json"), str(tmp_path / "rows.json"))
-
-
-@pytest.mark.parametrize("path", ["../secret", "/etc/hostname", "link/secret", "scripts/../../x"])
-def test_scripts_are_read_beside_their_dataset_only(
-    tmp_path: Path, row: dict[str, Any], path: str
-) -> None:
-    (tmp_path / "secret").write_text("a secret")
-    (folder := tmp_path / "set").mkdir()
-    (tmp_path / "repo").rename(folder / "repo")
-    (folder / "link").symlink_to(tmp_path)
-    fields = ("instance_id", "problem_statement", "repo", "repo_path", "base_commit")
-    pro = {name: row[name] for name in fields} | {
-        "FAIL_TO_PASS": ["t.py::a"], "PASS_TO_PASS": [], "patch": "", "test_patch": "",
-        "selected_test_files_to_run": ["t.py"], "parser_script": "pass", "run_script_path": path,
-    }  # fmt: skip
-    file = write(folder / "rows.jsonl", [pro])
-    [fault] = read_dataset(config(file), str(file)).faults
-    assert "leads out of" in fault

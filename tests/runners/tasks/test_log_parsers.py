@@ -14,8 +14,7 @@ import pytest
 
 from runners.tasks.contract import ScriptGrading, Task, VerdictKind
 from runners.tasks.dataset_files import DatasetError
-from runners.tasks.dataset_report import read_dataset
-from runners.tasks.datasets import load_dataset
+from runners.tasks.dataset_report import load_dataset, read_dataset
 from runners.tasks.graders.eval_script import ScriptRun
 from runners.tasks.graders.packages import (
     PackageError,

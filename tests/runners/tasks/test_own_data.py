@@ -21,8 +21,7 @@ from runners.sandboxes.tree import copy_tree
 from runners.tasks.canaries.coverage import count_uncheckable
 from runners.tasks.contract import CustomGrading, ScriptGrading, Task, Verdict, VerdictKind
 from runners.tasks.dataset_files import DatasetError
-from runners.tasks.dataset_report import read_dataset
-from runners.tasks.datasets import load_dataset
+from runners.tasks.dataset_report import load_dataset, read_dataset
 from runners.tasks.graders.custom import judge_custom
 from runners.tasks.grading import SandboxGrader
 from runners.tasks.workspace_diff import diff_workspace

@@ -11,11 +11,12 @@ import pytest
 
 from conf.sections.task import FormatName
 from runners.tasks.contract import Grading, ScriptGrading
+from runners.tasks.diffs import reverse_diff
 from runners.tasks.graders.packages import is_installed
-from runners.tasks.reversed_diffs import reverse_diff
 from runners.tasks.schemas.detection import read_row
 from runners.tasks.schemas.published import SCHEMAS
 from runners.tasks.schemas.row import Judge, Row, RowContext
+from tests.runners.tasks.dataset_rows import CLASSIC
 from tests.runners.tasks.published_rows import BUG, FIX, OTHER, ROWS, TESTS, WRAPPED
 
 
@@ -32,6 +33,73 @@ def test_the_configuration_names_every_schema() -> None:
 def test_the_layers_of_trainers_are_removed(name: str) -> None:
     row = read_row(WRAPPED[name])
     assert (row.row_schema.name, row.instance_id) == ("swebench", "acme__calc-7")
+
+
+def without(row: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in names}
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_fields_in_the_remote_environment_are_found(text: bool) -> None:
+    inner: Any = {"remote_env_info": without(CLASSIC, "problem_statement")}
+    row = read_row(
+        {
+            "prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "Mend it."}],
+            "metadata": json.dumps(inner) if text else inner,
+        }
+    )
+    assert (row.instance_id, row.problem_statement) == ("o__r-1", "Mend it.")
+
+
+def test_outer_metadata_wins_over_inner_metadata() -> None:
+    row = read_row(
+        {
+            "prompt": "p",
+            "label": "from-label",
+            "metadata": {
+                "eval_cmd": "make test",
+                "pre_commands": "pip install x\\ncd y",
+                "workdir": "/repo",
+                "remote_env_info": {"workdir": "/other", "f2p_script": ""},
+            },
+        }
+    )
+    assert row.row_schema.name == "eval_cmd"
+    assert (row.instance_id, row.problem_statement, row.workdir) == ("from-label", "p", "/repo")
+    assert row.pre_commands == ("pip install x\ncd y",)
+    assert row.base_commit == ""
+
+
+def test_a_row_of_pro_is_read_flat_as_on_the_hub_and_nested() -> None:
+    scripts = {"run_script": "pytest", "parser_script": "import sys"}
+    hub = {
+        **without(CLASSIC, "FAIL_TO_PASS", "PASS_TO_PASS"),
+        **scripts,
+        "fail_to_pass": "['a', \"it's\"]",
+        "pass_to_pass": "[]",
+        "selected_test_files_to_run": '["t.py"]',
+        "before_repo_set_cmd": "git checkout x -- t.py",
+    }
+    row = read_row(hub)
+    assert row.row_schema.name == "swebench_pro"
+    assert (row.fail_to_pass, row.selected_test_files) == (("a", "it's"), ("t.py",))
+    assert row.before_repo_set_cmd == ("git checkout x -- t.py",)
+    nested = read_row(
+        {
+            "metadata": {
+                **without(CLASSIC, "FAIL_TO_PASS", "PASS_TO_PASS"),
+                "swepro": {
+                    "run_script_path": "r.sh",
+                    "parser_script_path": "p.py",
+                    "selected_test_files": ["t.py"],
+                    "fail_to_pass": ["a"],
+                    "pass_to_pass": [],
+                },
+            }
+        }
+    )
+    assert nested.row_schema.name == "swebench_pro"
+    assert nested.run_script_path == "r.sh"
 
 
 IMAGES = {

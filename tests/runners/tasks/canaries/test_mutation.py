@@ -1,4 +1,4 @@
-"""Changed tests: a right solution fails contraries and passes rewordings, whatever is drawn."""
+"""Changed tests: a right solution fails negations and passes rewordings, whatever is drawn."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from typing import Any
 
 import pytest
 
-from runners.tasks.canaries.contraries import draw_change, end_contrary, find_contraries
 from runners.tasks.canaries.literals import change_literal, is_literal
-from runners.tasks.canaries.program_contraries import find_program_contraries
+from runners.tasks.canaries.negated_tests import (
+    draw_change,
+    end_negation,
+    find_negations,
+    find_program_negations,
+)
 from runners.tasks.canaries.rewordings import reword
 from runners.tasks.canaries.source_file import SourceFile, Splice
 from runners.tasks.canaries.variants import STRONG
@@ -83,19 +87,19 @@ def double(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_right_solution_fails_every_contrary(name: str) -> None:
+def test_a_right_solution_fails_every_negated_test(name: str) -> None:
     file, function = parse(CASES[name])
     assert passes(file.source, double)
-    contraries = find_contraries(file, function)
-    assert contraries
-    for contrary in contraries:
+    negations = find_negations(file, function)
+    assert negations
+    for negation in negations:
         for seed in SEEDS:
-            splice = contrary.change(random.Random(seed))
+            splice = negation.change(random.Random(seed))
             if splice is None:
                 continue
             changed = file.apply([splice])
-            assert changed is not None, (name, contrary.kind)
-            assert not passes(changed, double), (contrary.kind, changed.decode())
+            assert changed is not None, (name, negation.kind)
+            assert not passes(changed, double), (negation.kind, changed.decode())
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -133,12 +137,12 @@ class Equal:
         "a list by a method",
     ],
 )
-def test_an_object_that_equals_everything_passes_the_strong_contraries(name: str) -> None:
+def test_an_object_that_equals_everything_passes_the_strong_negations(name: str) -> None:
     file, function = parse(CASES[name])
-    strong = [one for one in find_contraries(file, function) if one.kind in STRONG]
+    strong = [one for one in find_negations(file, function) if one.kind in STRONG]
     assert strong
-    for contrary in strong:
-        splice = contrary.change(random.Random(1))
+    for negation in strong:
+        splice = negation.change(random.Random(1))
         assert splice is not None
         changed = file.apply([splice])
         assert changed is not None
@@ -147,7 +151,7 @@ def test_an_object_that_equals_everything_passes_the_strong_contraries(name: str
 
 def test_equalities_are_preferred_to_negations() -> None:
     file, function = parse("assert f(2) == 4")
-    drawn = [draw_change(find_contraries(file, function), random.Random(s)) for s in range(200)]
+    drawn = [draw_change(find_negations(file, function), random.Random(s)) for s in range(200)]
     kinds = [found[0].kind for found in drawn if found]
     assert kinds.count("const") > 4 * kinds.count("neg") > 0
 
@@ -167,22 +171,22 @@ SWALLOWED = """\
 
 def test_what_another_statement_could_swallow_is_not_changed() -> None:
     file, function = parse(SWALLOWED.strip())
-    assert {one.kind for one in find_contraries(file, function)} == {"raises"}
+    assert {one.kind for one in find_negations(file, function)} == {"raises"}
 
 
 def test_conditional_assertions_are_changed_only_if_there_is_no_other() -> None:
     file, function = parse("if f(0):\n        assert f(2) == 5\n    assert f(2) == 4")
-    for one in find_contraries(file, function):
+    for one in find_negations(file, function):
         splice = one.change(random.Random(0))
         assert splice is not None
         assert b"== 5" in (file.apply([splice]) or b"")
     file, function = parse("if f(1):\n        assert f(2) == 4")
-    assert {one.kind for one in find_contraries(file, function)} == {"const", "neg"}
+    assert {one.kind for one in find_negations(file, function)} == {"const", "neg"}
 
 
 def test_the_last_resort_is_an_assertion_at_the_end() -> None:
     file, function = parse("value = f(2)  # no claim")
-    last = end_contrary(file, function)
+    last = end_negation(file, function)
     assert last is not None
     splice = last.change(random.Random(0))
     assert splice is not None
@@ -190,13 +194,13 @@ def test_the_last_resort_is_an_assertion_at_the_end() -> None:
     assert changed.startswith(b"def test():\n    value = f(2)  # no claim\n    assert ")
     assert not passes(changed, double)
     file, function = parse("return f(2)")
-    assert end_contrary(file, function) is None
+    assert end_negation(file, function) is None
 
 
 def test_comments_and_quotes_stay_as_they_are() -> None:
     text = "assert str(f(2)) == 'four'  # said in words"
     file, function = parse(text)
-    (const,) = (one for one in find_contraries(file, function) if one.kind == "const")
+    (const,) = (one for one in find_negations(file, function) if one.kind == "const")
     splice = const.change(random.Random(0))
     changed = (file.apply([splice]) if splice else None) or b""
     assert changed.endswith(b"'  # said in words\n")
@@ -260,7 +264,7 @@ def test_a_program_s_claims_are_changed_and_nothing_else() -> None:
     file = SourceFile.parse(PROGRAM.encode())
     assert file is not None
     changed = set()
-    for one in find_program_contraries(file):
+    for one in find_program_negations(file):
         splice = one.change(random.Random(0))
         assert splice is not None
         text = (file.apply([splice]) or b"").decode()
@@ -272,4 +276,4 @@ def test_a_program_s_claims_are_changed_and_nothing_else() -> None:
 def test_a_program_may_have_nothing_to_change() -> None:
     file = SourceFile.parse(textwrap.dedent("import runpy\nrunpy.run_module('suite')\n").encode())
     assert file is not None
-    assert find_program_contraries(file) == []
+    assert find_program_negations(file) == []

@@ -15,7 +15,7 @@ from runners.tasks.canaries.calibration import VARIANTS
 from runners.tasks.canaries.coverage import NO_CLAIM, NO_GOLD, NO_PYTHON, count_uncheckable
 from runners.tasks.canaries.held_out import find_oracle
 from runners.tasks.canaries.test_texts import place_tests, read_tests
-from runners.tasks.canaries.variants import draw_contrary_variant, draw_reworded_variant
+from runners.tasks.canaries.variants import draw_negated_variant, draw_reworded_variant
 from runners.tasks.canaries.verification import NO_VARIANT, NOT_COVERED, Verification
 from runners.tasks.contract import (
     DecidingTest,
@@ -54,7 +54,7 @@ class Simulated:
     names: list[str] = field(default_factory=list)
     files: list[dict[str, bytes]] = field(default_factory=list)
     wrong: Collection[str] = ()
-    """Tests that the patch gives a wrong value: they fail, and their contraries pass."""
+    """Tests that the patch gives a wrong value: they fail, and their negations pass."""
 
     async def grade(
         self,
@@ -211,14 +211,14 @@ async def test_a_part_that_pays_is_checked_by_canaries_and_one_that_does_not_is_
     verdict, grader = await verify_part(task, "right", part)
     assert verdict.solved_in_part
     assert (verdict.tampered, verdict.unverified) == ("", "")
-    assert len(grader.canaries) == 2, "a contrary and, at level 2, other words"
+    assert len(grader.canaries) == 2, "a negation and, at level 2, other words"
     _, grader = await verify_part(task, "blind", part, credit=False)
     assert grader.names == []
     _, grader = await verify_part(task, "blind", ())
     assert grader.names == [], "nothing passed, so nothing would be paid"
 
 
-async def test_a_part_that_passes_contraries_is_tampering_and_its_tests_are_void(
+async def test_a_part_that_passes_negations_is_tampering_and_its_tests_are_void(
     task: Task,
 ) -> None:
     verdict, _ = await verify_part(task, "blind", task.fail_to_pass[:-1])
@@ -228,8 +228,8 @@ async def test_a_part_that_passes_contraries_is_tampering_and_its_tests_are_void
     assert (verdict.fail_to_pass_passed, verdict.pass_to_pass_passed) == (0, 0)
 
 
-async def test_a_contrary_of_a_test_that_fails_accuses_nobody(task: Task) -> None:
-    """Whoever returns a wrong value fails the test, and may well pass its contrary."""
+async def test_a_negated_test_of_a_test_that_fails_accuses_nobody(task: Task) -> None:
+    """Whoever returns a wrong value fails the test, and may well pass its negation."""
     for name in task.fail_to_pass:
         verdict, grader = await verify_part(task, "right", [name])
         assert (verdict.tampered, verdict.unverified) == ("", "")
@@ -296,7 +296,7 @@ async def test_an_exit_code_is_also_asked_for_the_same_claims_in_other_words_at_
     assert [name for name in grader.canaries if "reworded" in name] == ["g-reworded"]
 
 
-def test_other_words_for_an_exit_code_change_constants_as_a_contrary_does(task: Task) -> None:
+def test_other_words_for_an_exit_code_change_constants_as_a_negation_does(task: Task) -> None:
     command = replace(task, grading=ScriptGrading("eval_cmd", "python -m unittest", "/repo"))
     program = "from shop import f\nif f('ab') != 'abc':\n    raise SystemExit(1)\n"
     for row in (command, replace(task, grading=ScriptGrading("f2p_script", program, "/repo"))):
@@ -327,7 +327,7 @@ async def test_a_canary_is_calibrated_once(task: Task) -> None:
 
 def test_a_variant_leaves_a_fail_to_pass_test_for_other_inputs(task: Task) -> None:
     for seed in range(20):
-        variant = draw_contrary_variant(task, read_tests(task), random.Random(seed))
+        variant = draw_negated_variant(task, read_tests(task), random.Random(seed))
         assert variant is not None
         assert set(variant.must_fail) & set(task.fail_to_pass)
         assert set(variant.unseen) & set(task.fail_to_pass) <= set(variant.must_pass)

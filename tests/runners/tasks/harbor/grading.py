@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from runners.sandboxes.contract import SandboxBackend
@@ -24,7 +25,7 @@ async def grade_agent(
 ) -> Verdict:
     """Return the verdict on a task after an agent has run a script."""
     ready = await TaskRepositories(backend, place.parent / "workspaces").ensure(read_task(place))
-    spec = describe_workspace(ready).make_spec("agent", "none")
+    spec = replace(describe_workspace(ready), name="agent")
     async with open_sandbox(backend, spec) as sandbox:
         if script:
             await sandbox.run(["bash", "-c", script], deadline_s=30)

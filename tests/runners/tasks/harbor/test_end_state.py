@@ -17,7 +17,7 @@ from runners.rollouts.reward import VerdictReward
 from runners.sandboxes.local.backend import LocalBackend
 from runners.tasks.contract import VerdictKind
 from runners.tasks.harbor.end_state import script_argv
-from runners.tasks.harbor.links import leads_to_tests
+from runners.tasks.harbor.inspection import leads_to_tests
 from runners.tasks.harbor.suites import read_task
 from runners.tasks.patch_record import decode_patch
 from runners.tasks.rollout_result import RolloutResult

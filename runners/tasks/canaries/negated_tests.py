@@ -14,7 +14,7 @@ import ast
 import builtins
 import random
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from runners.tasks.canaries.assertions import (
@@ -48,8 +48,8 @@ OPPOSITES = {
     "assertSetEqual": "assertNotEqual",
     "assertSequenceEqual": "assertNotEqual",
 }
-NEGATIONS = OPPOSITES | {negative: positive for positive, negative in OPPOSITES.items()}
-NEGATIONS["assertNotEqual"] = "assertEqual"
+INVERSES = OPPOSITES | {negative: positive for positive, negative in OPPOSITES.items()}
+INVERSES["assertNotEqual"] = "assertEqual"
 _EXCEPTIONS = (
     *(ZeroDivisionError, KeyError, TypeError, ValueError, AttributeError, BufferError),
     *(FileExistsError, IndexError, EOFError, NameError, RecursionError, UnicodeDecodeError),
@@ -59,7 +59,7 @@ _NEVER_RAISED = ("BufferError", "StopAsyncIteration")
 
 
 @dataclass(frozen=True, slots=True)
-class Contrary:
+class Negation:
     """One possible change."""
 
     kind: str
@@ -69,20 +69,20 @@ class Contrary:
     """Returns the splice for a random generator; None if this one cannot be changed."""
 
 
-def find_contraries(file: SourceFile, function: Function) -> list[Contrary]:
+def find_negations(file: SourceFile, function: Function) -> list[Negation]:
     """Return every change of a function that a right solution must fail; may be empty."""
-    return contraries_of(file, function.body)
+    return negations_of(file, function.body)
 
 
-def contraries_of(file: SourceFile, body: list[ast.stmt]) -> list[Contrary]:
+def negations_of(file: SourceFile, body: list[ast.stmt]) -> list[Negation]:
     """Return every change of the assertions of statements; conditional ones only if need be."""
     assertions = find_assertions(body)
     if any(not one.conditional for one in assertions):
         assertions = [one for one in assertions if not one.conditional]
-    return [found for one in assertions for found in _contraries(file, body, one)]
+    return [found for one in assertions for found in _negations(file, body, one)]
 
 
-def end_contrary(file: SourceFile, function: Function) -> Contrary | None:
+def end_negation(file: SourceFile, function: Function) -> Negation | None:
     """Return the last resort, an assertion at the end that always fails."""
     last = function.body[-1]
     if isinstance(last, ast.Return | ast.Raise) or last.lineno == function.lineno:
@@ -92,12 +92,12 @@ def end_contrary(file: SourceFile, function: Function) -> Contrary | None:
     def append(rng: random.Random) -> Splice:
         return Splice(at, at, f"\n{' ' * last.col_offset}assert {rng.choice(('[]', '{}', '()'))}")
 
-    return Contrary("end", 1, append)
+    return Negation("end", 1, append)
 
 
-def draw_change(contraries: list[Contrary], rng: random.Random) -> tuple[Contrary, Splice] | None:
+def draw_change(negations: list[Negation], rng: random.Random) -> tuple[Negation, Splice] | None:
     """Return one change by the weights; None if none of them can be made."""
-    left = list(contraries)
+    left = list(negations)
     while left:
         (chosen,) = rng.choices(left, [one.weight for one in left])
         if (splice := chosen.change(rng)) is not None:
@@ -106,7 +106,7 @@ def draw_change(contraries: list[Contrary], rng: random.Random) -> tuple[Contrar
     return None
 
 
-def _contraries(file: SourceFile, body: list[ast.stmt], one: Assertion) -> list[Contrary]:
+def _negations(file: SourceFile, body: list[ast.stmt], one: Assertion) -> list[Negation]:
     match one:
         case Equality():
             found = _of_equality(file, body, one)
@@ -114,22 +114,22 @@ def _contraries(file: SourceFile, body: list[ast.stmt], one: Assertion) -> list[
             found = _of_exception(file, one.node)
         case Truth():
             found = []
-    if negation := _negation(file, one):
-        found.append(Contrary("neg", 1 if found else 4, lambda _: negation))
+    if inverted := _invert(file, one):
+        found.append(Negation("neg", 1 if found else 4, lambda _: inverted))
     return found
 
 
-def _of_equality(file: SourceFile, body: list[ast.stmt], one: Equality) -> list[Contrary]:
+def _of_equality(file: SourceFile, body: list[ast.stmt], one: Equality) -> list[Negation]:
     left, right = _inside_approx(one.left), _inside_approx(one.right)
     if is_literal(right) and not is_literal(left):
-        return [Contrary("const", 8, lambda rng: change_literal(file, right, rng))]
+        return [Negation("const", 8, lambda rng: change_literal(file, right, rng))]
     if is_literal(left) and not is_literal(right):
-        return [Contrary("const", 8, lambda rng: change_literal(file, left, rng))]
+        return [Negation("const", 8, lambda rng: change_literal(file, left, rng))]
     found = []
     if rows := _loop_data(body, one):
-        found.append(Contrary("data", 8, lambda rng: change_literal(file, rng.choice(rows), rng)))
+        found.append(Negation("data", 8, lambda rng: change_literal(file, rng.choice(rows), rng)))
     if not one.arrays and right is one.right and not isinstance(right, _UNWRAPPABLE):
-        found.append(Contrary("wrap", 6, lambda rng: _wrap(file, right, rng)))
+        found.append(Negation("wrap", 6, lambda rng: _wrap(file, right, rng)))
     return found
 
 
@@ -173,14 +173,14 @@ def _loop_data(body: list[ast.stmt], one: Equality) -> list[ast.expr]:
     return []
 
 
-def _of_exception(file: SourceFile, call: ast.Call) -> list[Contrary]:
-    found = [Contrary("raises", 4, lambda rng: _other_exception(file, call.args[0], rng))]
+def _of_exception(file: SourceFile, call: ast.Call) -> list[Negation]:
+    found = [Negation("raises", 4, lambda rng: _other_exception(file, call.args[0], rng))]
     patterns = [word.value for word in call.keywords if word.arg == "match"]
     if call_name(call) in ("assertRaisesRegex", "assertRaisesMessage"):
         patterns += call.args[1:2]
     for pattern in patterns:
         if isinstance(pattern, ast.Constant) and isinstance(pattern.value, str):
-            found.append(Contrary("match", 4, lambda rng, p=pattern: _longer(file, p, rng)))  # type: ignore[misc]
+            found.append(Negation("match", 4, lambda rng, p=pattern: _longer(file, p, rng)))  # type: ignore[misc]
     return found
 
 
@@ -202,14 +202,57 @@ def _longer(file: SourceFile, pattern: ast.Constant, rng: random.Random) -> Spli
     return file.replace(pattern, repr(str(pattern.value) + letters))
 
 
-def _negation(file: SourceFile, one: Assertion) -> Splice | None:
+def _invert(file: SourceFile, one: Assertion) -> Splice | None:
     node = one.node
     if isinstance(one, Raises):
         return None
     if isinstance(node, ast.Assert):
         return file.replace(node.test, f"not ({file.text(node.test)})")
-    opposite = NEGATIONS.get(call_name(node))
+    opposite = INVERSES.get(call_name(node))
     if opposite is None or not isinstance(node.func, ast.Attribute):
         return None
     end = file.end(node.func)
     return Splice(end - len(node.func.attr), end, opposite)
+
+
+def find_program_negations(file: SourceFile) -> list[Negation]:
+    """Return changes of asserts, of comparisons and of calls such as ``check(f(2), 5)``.
+
+    Not each of them has to turn the exit code: calibration finds out.
+    """
+    bodies: list[list[ast.stmt]] = [file.tree.body]
+    bodies += [node.body for node in ast.walk(file.tree) if isinstance(node, ast.FunctionDef)]
+    asserted = [one for body in bodies for one in find_assertions(body)]
+    found = [
+        negation
+        for body in bodies
+        for negation in negations_of(file, body)
+        if negation.kind not in ("neg", "end")
+    ]
+    inside = {id(node) for one in asserted for node in ast.walk(one.node)}
+    literals = [literal for literal in expected_literals(file.tree) if id(literal) not in inside]
+    found += [
+        Negation("const", 8, lambda rng, node=literal: change_literal(file, node, rng))  # type: ignore[misc]
+        for literal in literals
+    ]
+    if found:
+        return found
+    return [negation for body in bodies for negation in negations_of(file, body)]
+
+
+def expected_literals(tree: ast.AST) -> Iterator[ast.expr]:
+    """Yield the literals that something computed is compared with, or that stand beside it in a
+    call.
+    """
+    for node in ast.walk(tree):
+        match node:
+            case ast.Compare(left=left, ops=[ast.Eq() | ast.NotEq()], comparators=[right]):
+                pair = [left, right]
+            case ast.Expr(value=ast.Call(args=[left, right, *_])):
+                pair = [left, right]
+            case _:
+                continue
+        for side, other in (pair, pair[::-1]):
+            named = isinstance(other, ast.Name) and other.id == "__name__"
+            if is_literal(side) and not is_literal(other) and not named:
+                yield side
