@@ -25,7 +25,7 @@ from tests.fakes.records import CONFIG, LOST, a_rollout, branched_run, example_r
 from tests.runners.report.pages import draw, draw_report
 from tests.runners.report.runs import R3, make_run, routed_run
 
-pytestmark = needs_chromium
+pytestmark = [pytest.mark.integration, needs_chromium]
 PRICES: dict[str, Any] = {"observe": {"prices": {"sandbox_hour": 2.0, "gpu_hour": 1.0}}}
 
 
