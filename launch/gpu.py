@@ -2,12 +2,11 @@
 
 The trainer keeps float32 weights, gradients and AdamW's two moments, whatever the checkpoint's
 type, with ``trainer.precision=bfloat16`` also a copy of the weights to compute with, and
-activations in proportion to the longest micro-batch. With ``trainer.shard=optimizer`` each GPU has
-a part of what AdamW changes, with ``trainer.shard=model`` a part of everything, and a layer or two
-whole at a time. The counts per token and layer are those of transformers' Qwen3 layers
-(``tests/launch/test_gpu.py`` counts them); other families differ by some tens of percent, and
-linear attention, which transformers computes in float32, by more. An estimate warns, it stops
-nothing.
+activations in proportion to the longest micro-batch. With ``trainer.shard`` each GPU has a part of
+them, with ``optimizer`` also all weights to compute with, with ``model`` a layer or two at a time.
+The counts per token and layer are those of transformers' Qwen3 layers (``tests/launch/test_gpu.py``
+counts them); other families differ by some tens of percent, and linear attention, which
+transformers computes in float32, by more. An estimate warns, it stops nothing.
 """
 
 from __future__ import annotations
@@ -32,10 +31,8 @@ FLOAT = 4
 """Bytes of a float32."""
 HALF = 2
 """Bytes of a bfloat16."""
-_MOMENTS = 2 * FLOAT
-"""Of a parameter; AdamW updates them in place on a GPU."""
-_PER_PARAMETER = 2 * FLOAT + _MOMENTS
-"""Weight, gradient, two moments."""
+_PER_PARAMETER = 4 * FLOAT
+"""Weight, gradient, two moments; AdamW updates them in place on a GPU."""
 _CONTEXT_GIB = 1.0
 """CUDA's context, its libraries' workspaces and what the allocator cannot use."""
 _ENGINE_BESIDE_GIB = 3.0
@@ -51,9 +48,6 @@ _LOGITS_WITH_ENTROPY = 5
 _HEAD_COPIES = {"float32": 2, "bfloat16": 3}
 """float32 copies of the output layer while its gradient is summed over chunks: the sum, a chunk's
 and, in bfloat16, the layer itself.
-"""
-_DIVIDED_HEAD_COPIES = 3
-"""The same of a divided policy: the layer is there for a micro-batch only, whatever its precision.
 """
 _QUERY_S = 10.0
 _HEADER_BYTES = 100_000_000
@@ -135,15 +129,13 @@ def plan_gpu(config: Config) -> GpuPlan | None:
     parameters = count_parameters(path, tied=shape.tied)
     states = count_state_bytes(path, parameters, trainer) / GIB
     loading = 0.0
-    head_copies = _HEAD_COPIES[trainer.precision]
-    if trainer.shard == "model":
-        states += count_gathered_bytes(shape, parameters, trainer.precision) / GIB
+    if trainer.shard != "none":
+        states += count_gathered_bytes(shape, parameters, trainer) / GIB
         loading = parameters * FLOAT / GIB + (states if trainer.kl.weight else 0.0)
-        head_copies = _DIVIDED_HEAD_COPIES
     activations = activation_bytes(shape, tokens, trainer.precision, recompute=recompute) / GIB
     rows = min(tokens, _LOGITS_CHUNK) if recompute else tokens
     logits = count_logits_bytes(shape.vocabulary, rows, trainer.entropy_bonus)
-    logits += shape.vocabulary * shape.hidden * FLOAT * head_copies
+    logits += shape.vocabulary * shape.hidden * FLOAT * _HEAD_COPIES[trainer.precision]
     engine = None
     if isinstance(config.engine, SglangLaunchEngineConfig) and gpu_gib is not None:
         engine = config.engine.memory_fraction * gpu_gib + _ENGINE_BESIDE_GIB
@@ -171,22 +163,22 @@ def count_state_bytes(path: Path | None, parameters: int, trainer: LocalTrainerC
     if trainer.lora.rank:
         adapters = 0 if path is None else count_adapter_parameters(path, trainer.lora)
         return parameters * copy + adapters * _PER_PARAMETER
-    rounded = trainer.precision != "float32"
-    if trainer.shard == "model":  # copies are made of the masters, layer by layer
-        each = _PER_PARAMETER + (trainer.kl.weight > 0) * copy
-        return parameters * each // trainer.devices
-    copies = rounded + (trainer.kl.weight > 0)
-    divided = _MOMENTS + rounded * FLOAT if trainer.shard == "optimizer" else 0
-    elsewhere = divided * parameters * (trainer.devices - 1) // trainer.devices
-    return parameters * (_PER_PARAMETER + copies * copy) - elsewhere
+    reference = copy * (trainer.kl.weight > 0)
+    if trainer.shard != "none":
+        whole = parameters * copy if trainer.shard == "optimizer" else 0
+        return parameters * (_PER_PARAMETER + reference) // trainer.devices + whole
+    rounded = copy * (trainer.precision != "float32")
+    return parameters * (_PER_PARAMETER + rounded + reference)
 
 
-def count_gathered_bytes(shape: PolicyShape, parameters: int, precision: TrainingPrecision) -> int:
-    """Return the bytes of what is whole at a time of a divided policy's layers: two of them, the
-    gradient of one, and of two in float32 to add up.
+def count_gathered_bytes(shape: PolicyShape, parameters: int, trainer: LocalTrainerConfig) -> int:
+    """Return the bytes of what is whole at a time of a sharded policy: the gradient of one layer,
+    and of two in float32 to add up; with ``model`` also two layers, and the output layer.
     """
-    vocabulary = shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
-    return (parameters - vocabulary) // shape.layers * (3 * _number_bytes(precision) + 2 * FLOAT)
+    number, matrix = _number_bytes(trainer.precision), shape.vocabulary * shape.hidden
+    layer = (parameters - matrix * (1 if shape.tied else 2)) // shape.layers
+    gradients = layer * (number + 2 * FLOAT)
+    return gradients + (0 if trainer.shard == "optimizer" else number * (2 * layer + matrix))
 
 
 def _number_bytes(precision: TrainingPrecision) -> int:

@@ -155,7 +155,7 @@ def _plan_processes(config: Config, cores: int, parameters: int) -> Iterator[Pla
     trainer_mb = _TRAINING_MB
     if isinstance(trainer, LocalTrainerConfig):
         states = count_state_bytes(path, parameters, trainer)
-        if trainer.shard == "model":  # a process loads the whole policy before it keeps a part
+        if trainer.shard != "none":  # a process loads the whole policy before it keeps a part
             states = max(states, parameters * FLOAT)
         trainer_mb += _to_mb(states)
     if ranks == 1 and config.run.overlap == "none":

@@ -102,14 +102,9 @@ def device_rules(trainer: TrainerConfig) -> Iterator[Rule]:
             "trainer.devices, or set trainer.shard=none",
         )
         yield (
-            trainer.shard == "optimizer" and trainer.lora.rank > 0,
-            f"trainer.shard={trainer.shard}, and trainer.lora.rank={trainer.lora.rank}: moments of "
-            "adapters are small beside the weights, which every device has; set trainer.shard=none",
-        )
-        yield (
-            trainer.shard == "model" and trainer.lora.rank > 0,
-            f"trainer.shard=model, and trainer.lora.rank={trainer.lora.rank}: a base with adapters "
-            "is not divided; set trainer.shard=none, or trainer.lora.rank=0",
+            trainer.shard != "none" and trainer.lora.rank > 0,
+            f"trainer.shard={trainer.shard}, and trainer.lora.rank={trainer.lora.rank}: a base "
+            "with adapters is not divided; set trainer.shard=none, or trainer.lora.rank=0",
         )
         yield (
             trainer.devices > 1 and isinstance(trainer.loss, PluginConfig),

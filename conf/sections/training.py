@@ -283,9 +283,9 @@ class LocalTrainerConfig(PolicyGradientConfig):
     process each. 1: the driver's process trains, with ``run.overlap`` one beside it.
     """
     shard: Literal["none", "optimizer", "model"]
-    """State that is divided among several devices: ``optimizer``, AdamW's moments and, with
-    ``bfloat16``, the float32 master weights (ZeRO stage 1, arXiv 1910.02054), with the same result;
-    ``model``, also weights and gradients (stage 3, torch's FSDP2), with the same but for rounding.
+    """State that torch's FSDP2 divides among several devices (ZeRO, arXiv 1910.02054), with the
+    same result but for rounding: ``optimizer``, gradients, AdamW's moments and float32 weights
+    (stage 2), while each has all weights to compute with; ``model``, also these (stage 3).
     """
     epochs: PositiveInt
     """Passes over the step's rollouts."""

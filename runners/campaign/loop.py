@@ -44,7 +44,7 @@ from runners.sinks.open_trackers import TrackerFeed
 from runners.sinks.plugin_feed import SinkFeed
 from runners.store.run_store import RunStore
 from runners.tasks.contract import Task
-from runners.trainer_ranks.commands import Trainer
+from runners.trainer_ranks.client import Trainer
 from runners.training import checkpoint
 from runners.trajectory.routing import RoutingShape
 

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from conf.errors import ConfigError, ExitCode
 from conf.lora import find_served_lora
@@ -34,12 +33,10 @@ from runners.runtime.policy import Policy, find_captured_shape
 from runners.runtime.services import start_services
 from runners.store.run_store import RunStore
 from runners.tasks.task_sets import load_tasks
-from runners.trainer_ranks.commands import Trainer, TrainerHere
+from runners.trainer_ranks.client import Trainer, start_ranks
+from runners.trainer_ranks.settings import RankSettings
 from runners.training import checkpoint
 from runners.training.supervised.run_examples import keep_examples, open_examples
-
-if TYPE_CHECKING:
-    from runners.training.local import LocalTrainer
 
 START = "start"
 """Directory of the adapters of a run's start, among its checkpoints."""
@@ -191,52 +188,26 @@ async def _open_trainer(
 ) -> Trainer:
     """Return the trainer, in this process or in those that ``starter`` starts and ends."""
     trainer = config.trainer
-    in_turns = config.run.overlap == "none"  # else a step must not hold the driver's process
-    if not isinstance(trainer, LocalTrainerConfig) or (trainer.devices == 1 and in_turns):
-        return TrainerHere(await asyncio.to_thread(_make_trainer, config, policy, saved))
-    from runners.trainer_ranks.client import make_meeting, start_ranks  # imports torch
-    from runners.trainer_ranks.settings import RankSettings
-
-    meeting = make_meeting(starter.exits)
-    settings = [
-        RankSettings(
-            trainer=trainer,
-            routing=config.routing_replay,
-            weights=policy.weights,
-            temperature=config.sampling.temperature,
-            seed=config.seed,
-            merges_adapters=find_served_lora(config) is None,
-            checkpoint=saved.path if saved else None,
-            step=saved.step if saved else 0,
-            rank=rank,
-            ranks=trainer.devices,
-            meeting=meeting,
-        )
-        for rank in range(trainer.devices)
-    ]
-    return await start_ranks(settings, starter)
-
-
-def _make_trainer(
-    config: Config, policy: Policy, saved: checkpoint.Checkpoint | None
-) -> LocalTrainer:
-    if not isinstance(config.trainer, LocalTrainerConfig):
+    if not isinstance(trainer, LocalTrainerConfig):
         raise ConfigError(
-            [f"trainer={config.trainer.kind} trains on a cluster: start it with `agentrl launch`"]
+            [f"trainer={trainer.kind} trains on a cluster: start it with `agentrl launch`"]
         )
-    from runners.training.local import LocalTrainer  # imports torch
-
-    trainer = LocalTrainer(
-        config.trainer,
+    settings = RankSettings(
+        trainer=trainer,
+        routing=config.routing_replay,
         weights=policy.weights,
         temperature=config.sampling.temperature,
         seed=config.seed,
-        routing=config.routing_replay,
         merges_adapters=find_served_lora(config) is None,
+        checkpoint=saved.path if saved else None,
+        step=saved.step if saved else 0,
+        ranks=trainer.devices,
     )
-    if saved is not None:
-        checkpoint.restore(trainer, saved)
-    return trainer
+    if trainer.devices > 1 or config.run.overlap != "none":  # a step must not hold the driver up
+        return await start_ranks(settings, starter)
+    from runners.trainer_ranks.campaign_trainer import make_trainer  # imports torch
+
+    return await asyncio.to_thread(make_trainer, settings)
 
 
 def _save_adapters(trainer: Trainer, directory: Path) -> None:

@@ -23,7 +23,7 @@ from runners.observe.curves import read_evaluations
 from runners.observe.progress import Progress
 from runners.store.free_disk import measure_free_mb
 from runners.store.run_store import RunStore
-from runners.trainer_ranks.commands import TrainedStep, Trainer
+from runners.trainer_ranks.client import Trainer
 from runners.training import checkpoint
 from runners.training.advantages import StepGroups
 from runners.training.step_metrics import step_metrics
@@ -94,15 +94,15 @@ class StepTraining:
             samples = await add_teacher_logprobs(samples, self._teacher, self._config.trainer)
         note_masked(self._store, "unbuilt", samples.unbuilt)
         # A second signal must not wait for a long step, or for a loss that hangs.
-        trained: TrainedStep = await run_in_daemon(self._trainer.step, samples.rollouts)
-        note_masked(self._store, "routing_refused", trained.refused)
+        trained: dict[str, Any] = await run_in_daemon(self._trainer.step, samples.rollouts)
+        note_masked(self._store, "routing_refused", self._trainer.refused)
         sessions = {record.rollout_id: record.session_id for record in samples.records}
-        self._store.put_agreements((sessions[a.rollout_id], a) for a in trained.agreements)
-        for reason in trained.failed_updates:
+        self._store.put_agreements((sessions[a.rollout_id], a) for a in self._trainer.agreements)
+        for reason in self._trainer.failed_updates:
             self._store.event("update_failed", {"step": step, "reason": reason})
             self._progress.add_note(f"an update of step {step} is left out: {reason}")
         sets = name_sets(self._config)
-        metrics = step_metrics(samples, rollout_s, sets, version=step - 1) | trained.metrics
+        metrics = step_metrics(samples, rollout_s, sets, version=step - 1) | trained
         for record in samples.records:
             self._store.put_rollout(record)
         return metrics
@@ -111,16 +111,17 @@ class StepTraining:
         """Write the checkpoint of a trained step, then its row; return the checkpoint."""
         self._begin_phase("checkpoint")
         metrics["disk/free_mb"] = measure_free_mb(self._store.run_dir)
+        root = self._store.run_dir / checkpoint.CHECKPOINTS
         saved = await asyncio.to_thread(
             self._trainer.save,
-            self._store.run_dir / checkpoint.CHECKPOINTS,
+            root,
             step=step,
             state={"metrics": metrics},
-            keep=self._config.run.keep_checkpoints,
-            best=self.find_best(),
             run_id=self._store.run_id,
             tokenizer=self._tokenizer,
         )
+        kept = self._config.run.keep_checkpoints
+        await asyncio.to_thread(checkpoint.remove_old, root, keep=kept, best=self.find_best())
         self._store.finish_step(step, metrics)
         await self._saved(saved.step)
         return saved

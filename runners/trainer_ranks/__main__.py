@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import threading
 from datetime import timedelta
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,11 @@ import torch
 
 from conf.errors import AgentrlError
 from runners.processes.service import announce, receive_settings
-from runners.trainer_ranks.commands import TrainerHere
+from runners.trainer_ranks.campaign_trainer import CampaignTrainer, make_trainer
 from runners.trainer_ranks.settings import SOCKET, RankSettings
 from runners.trainer_ranks.wire import Arrays, encode_message, receive_message, unpack_rollouts
 from runners.training import checkpoint
-from runners.training.local import LocalTrainer
-from runners.training.peers import PeersLostError, ProcessPeers, TrainingPeers
+from runners.training.peers import PeersLostError, find_lost_peers
 from runners.training.policy import require_devices
 from runners.training.training_error import TrainingError
 
@@ -34,63 +33,51 @@ from runners.training.training_error import TrainingError
 def run() -> int:
     """Serve the commands of one campaign; return the exit code."""
     received = receive_settings()
-    campaign = socket.socket(fileno=received.pop(SOCKET))
+    campaign = Connection(received.pop(SOCKET))
     settings = RankSettings.model_validate_json(json.dumps(received))
     threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
     device = _choose_device(settings)
-    trainer = TrainerHere(_make_trainer(settings, _join_ranks(settings, device)))
+    _join_ranks(settings, device)
+    trainer = make_trainer(settings)
     announce({"no_tree": trainer.no_tree})
-    with campaign:
-        while (message := receive_message(campaign)) is not None:
-            try:
+    while (message := receive_message(campaign)) is not None:
+        try:
+            with find_lost_peers():
                 answer = _execute(trainer, *message)
-            except AgentrlError as error:
-                campaign.sendall(encode_message(_describe(error)))
-                # The campaign ends all ranks; an end of our own would look like another failure.
-                threading.Event().wait()
-            campaign.sendall(encode_message(answer))
+        except AgentrlError as error:
+            lost = isinstance(error, PeersLostError)
+            complaint = {"error": str(error), "exit_code": int(error.exit_code)}
+            campaign.send_bytes(encode_message(complaint | {"peers_lost": lost}))
+            # The campaign ends all ranks; an end of our own would look like another failure.
+            threading.Event().wait()
+        campaign.send_bytes(encode_message(answer))
     return 0
 
 
-def _describe(error: AgentrlError) -> dict[str, Any]:
-    lost = isinstance(error, PeersLostError)
-    return {"error": str(error), "exit_code": int(error.exit_code), "peers_lost": lost}
-
-
-def _execute(trainer: TrainerHere, command: dict[str, Any], arrays: Arrays) -> dict[str, Any]:
+def _execute(trainer: CampaignTrainer, command: dict[str, Any], arrays: Arrays) -> dict[str, Any]:
     """Carry out one command and return the answer."""
     match command["command"]:
         case "step":
-            done = trainer.step(unpack_rollouts(command["rollouts"], arrays))
             return {
-                "metrics": done.metrics,
-                "refused": dict(done.refused),
-                "failed_updates": list(done.failed_updates),
+                "metrics": trainer.step(unpack_rollouts(command["rollouts"], arrays)),
+                "refused": dict(trainer.refused),
+                "failed_updates": list(trainer.failed_updates),
             }
         case "fit":
             [examples] = unpack_rollouts(command["rollouts"], arrays)
             return {"metrics": trainer.fit(examples)}
-        case "save" if trainer.local.peers.rank:
-            if trainer.local.weights.is_divided:
-                checkpoint.give_parts(trainer.local)
+        case "save" | "save_adapters" if trainer.peers.rank:
+            checkpoint.give_parts(trainer)
             return {}
         case "save":
             options = command["options"]
-            best = options.pop("best")
-            saved = trainer.save(
-                Path(command["root"]),
-                **options | {"tokenizer": _path(options["tokenizer"])},
-                best=best and checkpoint.Checkpoint(Path(best[0]), best[1]),
-            )
-            return {"path": str(saved.path)}
+            if options["tokenizer"] is not None:
+                options["tokenizer"] = Path(options["tokenizer"])
+            return {"path": str(trainer.save(Path(command["root"]), **options).path)}
         case "save_adapters":
             trainer.save_adapters(Path(command["directory"]))
             return {}
     raise TrainingError(f"an unknown command: {command['command']}")
-
-
-def _path(text: str | None) -> Path | None:
-    return None if text is None else Path(text)
 
 
 def _choose_device(settings: RankSettings) -> torch.device:
@@ -104,41 +91,24 @@ def _choose_device(settings: RankSettings) -> torch.device:
     return device
 
 
-def _join_ranks(settings: RankSettings, device: torch.device) -> TrainingPeers:
+def _join_ranks(settings: RankSettings, device: torch.device) -> None:
     """Meet the other ranks, if there are any.
 
     They listen on this machine's loopback only, also where the user's environment has the network
-    of a cluster: whoever reaches their ports is not asked for a password.
+    of a cluster: whoever reaches their ports is not asked for a password. That is why they meet in
+    a file, and torchrun does not start them: its store listens on every network, and unpickles.
     """
     if settings.ranks == 1:
-        return TrainingPeers()
+        return
     for library in ("GLOO", "NCCL"):
         os.environ[f"{library}_SOCKET_IFNAME"] = "lo"
     torch.distributed.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
-        store=torch.distributed.FileStore(  # type: ignore[attr-defined]
-            str(settings.meeting), settings.ranks
-        ),
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",  # figures are on the CPU
+        init_method=f"file://{settings.meeting}",
         rank=settings.rank,
         world_size=settings.ranks,
         timeout=timedelta(seconds=settings.exchange_s),
     )
-    return ProcessPeers(device)
-
-
-def _make_trainer(settings: RankSettings, peers: TrainingPeers) -> LocalTrainer:
-    trainer = LocalTrainer(
-        settings.trainer,
-        weights=settings.weights,
-        temperature=settings.temperature,
-        seed=settings.seed,
-        routing=settings.routing,
-        merges_adapters=settings.merges_adapters,
-        peers=peers,
-    )
-    if settings.checkpoint is not None:
-        checkpoint.restore(trainer, checkpoint.Checkpoint(settings.checkpoint, settings.step))
-    return trainer
 
 
 def _end_with_parent() -> None:

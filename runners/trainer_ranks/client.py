@@ -6,30 +6,31 @@ failed first; then the trainer is of no more use.
 
 from __future__ import annotations
 
-import selectors
 import socket
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+import struct
+from collections.abc import Collection, Mapping, Sequence
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from conf.errors import ExitCode
 from runners.concurrency.task_group import task_group
 from runners.processes.service import Service, ServiceStarter
-from runners.trainer_ranks.commands import TrainedStep
 from runners.trainer_ranks.settings import SOCKET, RankSettings
 from runners.trainer_ranks.wire import Arrays, encode_message, pack_rollouts, receive_message
 from runners.training import checkpoint
 from runners.training.sample import Sample
 from runners.training.training_error import TrainingError
+from runners.trajectory.routing import TokenAgreement
 
 if TYPE_CHECKING:  # torch, which the driver need not have
+    from runners.trainer_ranks.campaign_trainer import CampaignTrainer
     from runners.training.token_weights import Rollout
 
 START_S = 1800.0
 """Until all ranks have loaded the policy."""
-TRANSFER_S = 600.0
+TRANSFER_S = 600
 """For one message: a step's samples are some gigabytes at most."""
 COMMAND_S = 86_400.0
 """For one command, if all processes hang: a step of a day is none."""
@@ -52,75 +53,69 @@ class RankFailed(TrainingError):
 
 
 class TrainerRanks:
-    """A ``Trainer`` whose processes each train a share of every step."""
+    """A trainer whose processes each train a share of every step, with the commands of a
+    ``CampaignTrainer``; one call at a time, each of them blocks.
+    """
 
-    def __init__(self, services: Sequence[Service], sockets: Sequence[socket.socket]) -> None:
+    def __init__(self, services: Sequence[Service], connections: Sequence[Connection]) -> None:
         self._services = services
-        self._sockets = sockets
+        self._connections = connections
         self.no_tree: str | None = services[0].info["no_tree"]
+        self.refused: Mapping[str, str] = {}
+        self.failed_updates: Sequence[str] = ()
+        self.agreements: Sequence[TokenAgreement] = ()
 
-    def step(self, rollouts: Sequence[Rollout]) -> TrainedStep:
-        """See ``Trainer.step``."""
+    def step(self, rollouts: Sequence[Rollout]) -> dict[str, Any]:
+        """See ``CampaignTrainer.step``; agreements stay in the processes."""
         packed, arrays = pack_rollouts(rollouts)
         answer = self._call({"command": "step", "rollouts": packed}, arrays)
-        return TrainedStep(answer["metrics"], answer["refused"], answer["failed_updates"])
-
-    def fit(self, examples: Sequence[Sample]) -> dict[str, Any]:
-        """See ``Trainer.fit``."""
-        packed, arrays = pack_rollouts([examples])
-        metrics: dict[str, Any] = self._call({"command": "fit", "rollouts": packed}, arrays)[
-            "metrics"
-        ]
+        self.refused, self.failed_updates = answer["refused"], answer["failed_updates"]
+        metrics: dict[str, Any] = answer["metrics"]
         return metrics
 
-    def save(self, root: Path, *, step: int, **options: Any) -> checkpoint.Checkpoint:
-        """See ``Trainer.save``: the first rank writes, others give their parts if they have any."""
-        best, tokenizer = options.pop("best"), options.pop("tokenizer")
-        sent = {
-            **options,
-            "step": step,
-            "best": best and (str(best.path), best.step),
-            "tokenizer": None if tokenizer is None else str(tokenizer),
-        }
-        command = {"command": "save", "root": str(root), "options": sent}
-        return checkpoint.Checkpoint(Path(self._call(command)["path"]), step)
+    def fit(self, examples: Sequence[Sample]) -> dict[str, Any]:
+        """See ``CampaignTrainer.fit``."""
+        packed, arrays = pack_rollouts([examples])
+        answer = self._call({"command": "fit", "rollouts": packed}, arrays)
+        metrics: dict[str, Any] = answer["metrics"]
+        return metrics
+
+    def save(self, root: Path, *, tokenizer: Path | None, **options: Any) -> checkpoint.Checkpoint:
+        """See ``CampaignTrainer.save``: the first rank writes, others give it their parts."""
+        options["tokenizer"] = None if tokenizer is None else str(tokenizer)
+        answer = self._call({"command": "save", "root": str(root), "options": options})
+        return checkpoint.Checkpoint(Path(answer["path"]), options["step"])
 
     def save_adapters(self, directory: Path) -> None:
-        """See ``Trainer.save_adapters``."""
-        self._call({"command": "save_adapters", "directory": str(directory)}, ranks=1)
+        """See ``CampaignTrainer.save_adapters``."""
+        self._call({"command": "save_adapters", "directory": str(directory)})
 
-    def _call(
-        self, command: Mapping[str, Any], arrays: Arrays | None = None, *, ranks: int | None = None
-    ) -> dict[str, Any]:
-        """Give a command to the first ``ranks`` processes, or to all; return the first's answer.
-
-        Raises RankLost and RankFailed.
-        """
+    def _call(self, command: Mapping[str, Any], arrays: Arrays | None = None) -> dict[str, Any]:
+        """Return the first process's answer to a command for all; raises RankLost, RankFailed."""
         message = encode_message(command, arrays)
+        waiting = {to: rank for rank, to in enumerate(self._connections)}
+        for to, rank in waiting.items():
+            self._send(rank, to, message)
         answers: dict[int, dict[str, Any]] = {}
         complaint: RankFailed | None = None
-        with selectors.DefaultSelector() as waiting:
-            for rank, to in enumerate(self._sockets[:ranks]):
-                waiting.register(to, selectors.EVENT_READ, rank)
-                self._send(rank, message)
-            while waiting.get_map():
-                ready = waiting.select(COMMAND_S if complaint is None else CULPRIT_S)
-                if not ready:
-                    silent = [int(key.data) for key in waiting.get_map().values()]
-                    raise self._hangs(silent, complaint)
-                for key, _ in ready:
-                    answer = answers[key.data] = self._receive(key.data)
-                    waiting.unregister(key.fileobj)
-                    if "error" in answer and complaint is None:
-                        complaint = RankFailed(answer["error"], answer["exit_code"])
+        while waiting:
+            ready = wait(waiting, COMMAND_S if complaint is None else CULPRIT_S)
+            if not ready:
+                raise self._hangs(waiting.values(), complaint)
+            for source in ready:
+                assert isinstance(source, Connection)
+                rank = waiting.pop(source)
+                answer = answers[rank] = self._receive(rank)
+                if "error" in answer and complaint is None:
+                    complaint = RankFailed(answer["error"], answer["exit_code"])
         if complaint is not None:
             raise complaint
         return answers[0]
 
-    def _send(self, rank: int, message: bytes) -> None:
+    def _send(self, rank: int, to: Connection, message: bytes) -> None:
         try:
-            self._sockets[rank].sendall(message)
-        except TimeoutError as error:
+            to.send_bytes(message)
+        except BlockingIOError as error:  # after TRANSFER_S
             raise self._hangs([rank], None) from error
         except OSError as error:
             raise self._ended(rank) from error
@@ -129,10 +124,7 @@ class TrainerRanks:
         """Return a process's answer; raises RankLost, and RankFailed unless the reason of its error
         is another process, which is still to be found.
         """
-        try:
-            message = receive_message(self._sockets[rank])
-        except OSError as error:
-            raise self._ended(rank) from error
+        message = receive_message(self._connections[rank])
         if message is None:
             raise self._ended(rank)
         answer, _ = message
@@ -149,31 +141,42 @@ class TrainerRanks:
             f"see {service.log}, and continue with --resume"
         )
 
-    def _hangs(self, ranks: Sequence[int], complaint: RankFailed | None) -> RankLost:
+    def _hangs(self, ranks: Collection[int], complaint: RankFailed | None) -> RankLost:
         those = ", ".join(map(str, ranks))
         reason = "" if complaint is None else f" ({complaint})"
         return RankLost(
             f"process {those} of the trainer's {len(self._services)} does not answer{reason}; see "
-            f"{self._services[ranks[0]].log}, and continue with --resume"
+            f"{self._services[min(ranks)].log}, and continue with --resume"
         )
 
 
-async def start_ranks(settings: Sequence[RankSettings], starter: ServiceStarter) -> TrainerRanks:
-    """Start the processes of a trainer, one per settings; ``starter`` ends them.
+Trainer: TypeAlias = "CampaignTrainer | TrainerRanks"
+"""A trainer as a campaign sees it, in its process or in others."""
+
+
+async def start_ranks(settings: RankSettings, starter: ServiceStarter) -> TrainerRanks:
+    """Start the processes of a trainer; ``starter`` ends them.
 
     Raises ServiceError if one does not become ready.
     """
+    folder = starter.exits.enter_context(TemporaryDirectory(prefix="agentrl-ranks-"))
+    common = settings.model_copy(update={"meeting": Path(folder) / "meeting"})
     async with task_group() as starting:
-        tasks = [starting.create_task(_start_rank(each, starter)) for each in settings]
+        tasks = [
+            starting.create_task(_start_rank(common.model_copy(update={"rank": rank}), starter))
+            for rank in range(settings.ranks)
+        ]
     started = [task.result() for task in tasks]
     return TrainerRanks([service for service, _ in started], [ours for _, ours in started])
 
 
 async def _start_rank(
     settings: RankSettings, starter: ServiceStarter
-) -> tuple[Service, socket.socket]:
+) -> tuple[Service, Connection]:
     """Start one process; return it and the socket of its commands, which nobody else can reach."""
-    ours, theirs = socket.socketpair()
+    own, theirs = socket.socketpair()
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", TRANSFER_S, 0))
+    ours = Connection(own.detach())
     starter.exits.callback(ours.close)
     with theirs:  # closed here once the process has it, so that its end is seen
         service = await starter.start(
@@ -183,11 +186,4 @@ async def _start_rank(
             deadline_s=START_S,
             descriptors=(theirs.fileno(),),
         )
-    ours.settimeout(TRANSFER_S)
     return service, ours
-
-
-def make_meeting(exits: AsyncExitStack) -> Path:
-    """Return the file in which ranks will find each other; ``exits`` removes it."""
-    folder = exits.enter_context(TemporaryDirectory(prefix="agentrl-ranks-"))
-    return Path(folder) / "meeting"

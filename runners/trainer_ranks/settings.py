@@ -28,9 +28,9 @@ class RankSettings(BaseModel):
     """Directory of the checkpoint to go on from."""
     step: NonNegativeInt
     """Steps done in it."""
-    rank: NonNegativeInt
+    rank: NonNegativeInt = 0
     ranks: PositiveInt
-    meeting: Path
-    """A file that does not exist yet, in which the ranks find each other."""
+    meeting: Path | None = None
+    """A file that does not exist yet, in which several ranks find each other."""
     exchange_s: PositiveFloat = 1800.0
     """Longest wait of a rank for the others: they differ by their shares of a step."""

@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,13 +86,10 @@ def save(
     *,
     step: int,
     state: dict[str, Any],
-    keep: int,
-    best: Checkpoint | None = None,
     run_id: str | None = None,
     tokenizer: Path | None = None,
 ) -> Checkpoint:
-    """Write the checkpoint of ``step`` below ``root``; delete all but the newest ``keep`` and the
-    ``best``.
+    """Write the checkpoint of ``step`` below ``root``.
 
     ``state``: anything JSON can hold, with the step's ``metrics``. ``tokenizer``: the directory of
     the policy's tokenizer, whose files go with the weights, so that
@@ -127,7 +125,6 @@ def save(
             f"cannot write checkpoint {final}: {error}; free some space and continue with --resume",
             ExitCode.SERVICE_GONE,
         ) from error
-    remove_old(root, keep=keep, best=best)
     return Checkpoint(final, step)
 
 
@@ -135,10 +132,11 @@ def give_parts(trainer: LocalTrainer) -> None:
     """Take part in another process's ``save`` of weights and moments that are divided among
     processes; nothing is written. Raises PeersLostError.
     """
-    for _ in trainer.weights.gather_masters():  # one at a time: nobody here needs all of them
-        pass
-    for _ in _gather_optimizer(trainer):
-        pass
+    from runners.training.sharded_policy import ShardedPolicy
+
+    if isinstance(trainer.weights, ShardedPolicy):
+        for _ in chain(trainer.weights.gather(), _gather_optimizer(trainer)):
+            pass  # one at a time: nobody here needs all of them
 
 
 def remove_old(root: Path, *, keep: int, best: Checkpoint | None) -> None:
@@ -258,25 +256,27 @@ def _gather_optimizer(trainer: LocalTrainer) -> Iterator[tuple[str, torch.Tensor
     """Yield the tensors of the optimizer's file, together with the processes among which moments
     are divided.
     """
+    from runners.training.sharded_policy import join_parts
+
     yield "generator", trainer.generator.get_state()
-    for name, parameter in trainer.weights.optimized.items():
+    for name, parameter in trainer.weights.trained.items():
         for key, value in trainer.optimizer.state.get(parameter, {}).items():
-            whole = value.detach().cpu() if key == "step" else trainer.weights.gather(name, value)
-            yield f"{key}/{name}", whole
+            yield f"{key}/{name}", join_parts(value)
 
 
 def _load_optimizer(trainer: LocalTrainer, tensors: dict[str, torch.Tensor]) -> None:
-    parameters = trainer.weights.optimized
+    from runners.training.sharded_policy import take_part
+
     fused = trainer.optimizer.defaults["fused"]
     trainer.optimizer.state.clear()
     for label, value in tensors.items():
         key, _, name = label.partition("/")
-        parameter = parameters[name]
+        parameter = trainer.weights.trained[name]
         if key != "step":
-            value = trainer.weights.take(name, value)
-        # AdamW keeps its step counter on the CPU unless it is fused.
-        moved = value if key == "step" and not fused else value.to(parameter.device)
-        trainer.optimizer.state[parameter][key] = moved
+            value = take_part(value, parameter)
+        elif fused:  # AdamW keeps its step counter on the CPU unless it is fused
+            value = value.to(parameter.device)
+        trainer.optimizer.state[parameter][key] = value
 
 
 def _flush(path: Path) -> None:

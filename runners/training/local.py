@@ -17,13 +17,11 @@ from conf.sections.plugin import PluginConfig
 from conf.sections.training import LocalTrainerConfig, RoutingOffConfig, RoutingReplayConfig
 from runners.plugins.calls import PluginFailedError
 from runners.training.attention import repeat_keys
-from runners.training.divided_policy import DividedPolicy, divide_policy
+from runners.training.equal_passes import equalize_passes, make_placeholder
 from runners.training.freed_memory import return_freed_memory
 from runners.training.gradient import has_gradient
 from runners.training.hidden_states import ForwardScope, compute_hidden_states
-from runners.training.lockstep import keep_pace, make_idle_batch
 from runners.training.lora import Adapters
-from runners.training.merge import merge_totals
 from runners.training.micro_batches import (
     MicroBatch,
     make_micro_batches,
@@ -31,7 +29,7 @@ from runners.training.micro_batches import (
 )
 from runners.training.mismatch import Mismatch
 from runners.training.objective import Objective
-from runners.training.peers import TrainingPeers, find_lost_peers
+from runners.training.peers import TrainingPeers
 from runners.training.policy import find_decoder, find_device, load_policy, make_optimizer
 from runners.training.policy_check import check_policy, prepare_trees
 from runners.training.precision import MasterWeights, round_policy
@@ -41,10 +39,12 @@ from runners.training.recompute import (
     compute_chosen_logprobs,
     no_contexts,
 )
+from runners.training.reduce_metrics import reduce_totals
 from runners.training.routing.shape import read_routing_shape
 from runners.training.routing.step import RoutingReplay
 from runners.training.sample import Sample
 from runners.training.schedule import find_learning_rate
+from runners.training.sharded_policy import ShardedPolicy, shard_policy
 from runners.training.token_weights import Rollout, compute_token_weights
 from runners.training.totals import StepTotals
 from runners.training.training_error import TrainingError
@@ -70,18 +70,18 @@ class LocalTrainer:
         seed: int,
         routing: RoutingReplayConfig = NATIVE,
         merges_adapters: bool = True,
-        peers: TrainingPeers | None = None,
     ) -> None:
         """Load the policy from a directory of safetensors.
 
         ``temperature``: that of the rollouts, by which logits are divided here too; ``seed``: of
         the split into minibatches, and of new adapters. ``merges_adapters``: checkpoints hold
-        whole weights beside adapters. ``peers``: the processes that train it together. Raises
-        TrainingError if the policy cannot be loaded, RoutingError if its routing cannot be
-        replayed, and PluginError.
+        whole weights beside adapters. The ranks of
+        torch.distributed's default group, if there is one, train it together. Raises TrainingError
+        if the policy cannot be loaded, RoutingError if its routing cannot be replayed, and
+        PluginError.
         """
         self.config = config
-        self.peers = peers or TrainingPeers()
+        self.peers = TrainingPeers()
         self.temperature = temperature
         self.device = find_device(config.device)
         if config.threads:
@@ -99,7 +99,7 @@ class LocalTrainer:
         if config.lora.rank:
             self.adapters = Adapters(self.model, config.lora, base=weights, seed=seed)
         self.weights = self._own_weights()
-        self.optimizer = make_optimizer(self.weights.optimized.values(), config, self.device)
+        self.optimizer = make_optimizer(self.weights.trained.values(), config, self.device)
         self.objective = Objective(config)
         self.failed_updates: Sequence[str] = ()
         """Updates of the last step that were left out because a plug-in's loss failed: reasons."""
@@ -131,16 +131,15 @@ class LocalTrainer:
                 enable_trees(self.reference)
             if config.precision == "bfloat16":
                 round_policy(self.reference)
-            if isinstance(self.weights, DividedPolicy):
-                divide_policy(self.reference, config.precision, self.peers)
+            if isinstance(self.weights, ShardedPolicy):
+                shard_policy(self.reference, config.precision, keeps_whole=False)
 
-    def _own_weights(self) -> MasterWeights | DividedPolicy:
+    def _own_weights(self) -> MasterWeights | ShardedPolicy:
         """Take over the weights that are trained, or this process's part of them."""
-        config = self.config
-        if config.shard == "model":
-            return DividedPolicy(self.model, config.precision, self.peers)
-        sharers = self.peers if config.shard == "optimizer" else None
-        return MasterWeights(self.model, config.precision, sharers)
+        precision, shard = self.config.precision, self.config.shard
+        if shard == "none":
+            return MasterWeights(self.model, precision)
+        return ShardedPolicy(self.model, precision, keeps_whole=shard == "optimizer")
 
     def step(self, rollouts: Sequence[Rollout]) -> dict[str, Any]:
         """Train on the samples of one campaign step's rollouts and return its metrics.
@@ -152,12 +151,6 @@ class LocalTrainer:
         in which it fails is left out. Raises TrainingError, also if it fails in all of them, and
         RoutingError.
         """
-        with find_lost_peers():
-            metrics = self._step(rollouts)
-        return_freed_memory()
-        return metrics
-
-    def _step(self, rollouts: Sequence[Rollout]) -> dict[str, Any]:
         started = time.perf_counter()
         self.steps += 1
         totals = StepTotals(learning_rate=find_learning_rate(self.config, self.steps))
@@ -173,7 +166,8 @@ class LocalTrainer:
                     totals.failed.append(str(error))
         if totals.failed and not totals.updates:
             raise TrainingError(f"no update of step {self.steps} was made: {totals.failed[0]}")
-        merge_totals(totals, self.peers)
+        reduce_totals(totals, self.peers)
+        return_freed_memory()
         return totals.metrics(time.perf_counter() - started) | self._replay_metrics(totals)
 
     @property
@@ -268,8 +262,6 @@ class LocalTrainer:
         with_gradient = self._with_gradient(samples)
         if not self.peers.any(bool(with_gradient)):
             return
-        of_all = [sample for sample in samples if has_gradient(sample, self.config)]
-        totals.nodes -= self.peers.count_repeated(of_all)
         self.weights.clear_gradients()
         loss = 0.0
         for batch in self._batches(
@@ -347,14 +339,14 @@ class LocalTrainer:
         )
         if not self.weights.exchanges_in_passes:
             return batches
-        return keep_pace(batches, self.peers, lambda: self._run_idle(policy))
+        return equalize_passes(batches, self.peers, lambda: self._run_placeholder(policy))
 
-    def _run_idle(self, policy: Any) -> None:
+    def _run_placeholder(self, policy: Any) -> None:
         """Take part in a pass of other processes; backward, too, where gradients are computed.
 
         Outside of a replay, whose counts are of samples.
         """
-        found = self._logprobs(make_idle_batch(self.device), policy=policy)
+        found = self._logprobs(make_placeholder(self.device), policy=policy)
         if found.requires_grad:
             (0.0 * found.sum()).backward()  # type: ignore[no-untyped-call]
 
@@ -372,16 +364,20 @@ class LocalTrainer:
         vocabulary is the widest dimension.
         """
         computed = policy or self.model
-        hidden = compute_hidden_states(find_decoder(computed), batch, scope)
-        return compute_chosen_logprobs(
-            self.weights.make_head(computed),
-            hidden.index_select(0, batch.predictors),
-            batch.predicted_by,
-            batch.targets,
-            self.temperature,
-            chunked=self.recompute,
-            entropy=entropy,
-        )
+
+        def compute() -> Tensor:
+            hidden = compute_hidden_states(find_decoder(computed), batch, scope)
+            return compute_chosen_logprobs(
+                self.weights.make_head(computed),
+                hidden.index_select(0, batch.predictors),
+                batch.predicted_by,
+                batch.targets,
+                self.temperature,
+                chunked=self.recompute,
+                entropy=entropy,
+            )
+
+        return self.weights.run_pass(computed, compute)
 
     def _replay_metrics(self, totals: StepTotals) -> dict[str, Any]:
         if self.replay is None:

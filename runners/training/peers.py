@@ -10,25 +10,18 @@ depends on a share alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ReduceOp
 
 from conf.errors import ExitCode
 from runners.training.sample import Sample
 from runners.training.training_error import TrainingError
 from runners.training.tree.packing import order_samples
-
-# torch 2.13 has new names, and warns of the old ones.
-_all_gather: Callable[[Tensor, Tensor], object] = getattr(
-    torch.distributed, "all_gather_single", None
-) or getattr(torch.distributed, "all_gather_into_tensor")  # noqa: B009
-_reduce_scatter: Callable[[Tensor, Tensor], object] = getattr(
-    torch.distributed, "reduce_scatter_single", None
-) or getattr(torch.distributed, "reduce_scatter_tensor")  # noqa: B009
 
 
 class PeersLostError(TrainingError):
@@ -38,21 +31,13 @@ class PeersLostError(TrainingError):
 
 
 class TrainingPeers:
-    """No others: one process has all samples."""
-
-    rank = 0
-    count = 1
-    bucket = 1 << 24
-    """Numbers that are exchanged in one call: 64 MiB of float32. A call costs some 10 µs, a copy
-    memory.
-    """
+    """The ranks of torch.distributed's default group; without one, this process has no others."""
 
     def __init__(self) -> None:
+        joined = torch.distributed.is_initialized()
+        self.rank: int = torch.distributed.get_rank() if joined else 0
+        self.count: int = torch.distributed.get_world_size() if joined else 1
         self._own: set[int] | None = None
-        self._places: dict[int, int] = {}
-        """Place of each sample's array of tokens in the order of the step's prefix tree."""
-        self._shared: list[int] = []
-        """Nodes that the sample at each place has in common with the one before it."""
 
     def share(self, samples: Sequence[Sample], *, tree: bool = True) -> None:
         """Begin a step: deal out the samples that have a gradient in it.
@@ -65,8 +50,6 @@ class TrainingPeers:
         order = order_samples(samples)
         pairs = zip(order.lengths, order.shared, strict=True)
         costs = [length - shared if tree else length for length, shared in pairs]
-        self._places = {id(samples[index].tokens): n for n, index in enumerate(order.samples)}
-        self._shared = order.shared if tree else [0] * len(order.shared)
         until = list(accumulate(costs))
         whole = max(1, until[-1]) if until else 1
         # The middle of a sample decides, so that no share is empty for a sample that crosses; one
@@ -82,59 +65,41 @@ class TrainingPeers:
         # a sample that is changed keeps its array of tokens
         return self._own is None or id(sample.tokens) in self._own
 
-    def count_repeated(self, samples: Sequence[Sample]) -> int:
-        """Count the nodes of some of the step's samples that this process runs and one before it,
-        too.
-
-        In the order of the tree a sample has most in common with the one before it, and two have
-        in common what all neighbours between them have.
-        """
-        if self._own is None:
-            return 0
-        tokens = {id(sample.tokens) for sample in samples} & self._places.keys()
-        places = sorted((self._places[each], each in self._own) for each in tokens)
-        first = next((n for n, (_, own) in enumerate(places) if own), 0)
-        if not first:
-            return 0
-        before, own = places[first - 1][0], places[first][0]
-        return min(self._shared[before + 1 : own + 1])
-
+    @torch.no_grad()
     def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Set the gradient of each parameter to the sum over all processes; one that nobody has
         stays None.
         """
+        trained = list(parameters) if self.count > 1 else []
+        present = self._reduce([each.grad is not None for each in trained], ReduceOp.MAX)
+        for each, somewhere in zip(trained, present, strict=True):
+            if somewhere:
+                each.grad = torch.zeros_like(each) if each.grad is None else each.grad.contiguous()
+                torch.distributed.all_reduce(each.grad)
 
     def add(self, values: Sequence[float]) -> list[float]:
         """Return the sums over all processes, computed in float64."""
-        return list(values)
+        return self._reduce(values, ReduceOp.SUM)
 
     def largest(self, value: float) -> float:
         """Return the largest value of all processes."""
-        return value
+        return self._reduce([value], ReduceOp.MAX)[0]
 
     def any(self, flag: bool) -> bool:
         """Return whether a flag is true in any process."""
         return self.largest(float(flag)) > 0
 
     def join(self, numbers: Tensor) -> Tensor:
-        """Return the numbers of all processes, [n] each, in the order of their ranks."""
-        return numbers
-
-    def gather(self, own: Tensor) -> Sequence[Tensor]:
-        """Return the tensors of all processes, alike in shape and type, in the order of their
-        ranks.
-        """
-        return [own]
-
-    def join_rows(self, own: Tensor) -> Tensor:
-        """Return the rows of all processes, which have as many each, in the order of their ranks:
-        [count · n, …] of [n, …], on their device.
-        """
-        return torch.cat(list(self.gather(own)))
-
-    def add_rows(self, rows: Tensor) -> Tensor:
-        """Return this process's part of the sum over all processes: [n, …] of [count · n, …]."""
-        return rows
+        """Return the numbers of all processes, [n] each on the CPU, in the order of their ranks."""
+        if self.count == 1:
+            return numbers
+        sizes = self.add([len(numbers) * (rank == self.rank) for rank in range(self.count)])
+        parts = [numbers.new_empty(int(size)) for size in sizes]
+        parts[self.rank] = numbers
+        for rank, part in enumerate(parts):
+            if len(part):
+                torch.distributed.broadcast(part, rank)
+        return torch.cat(parts)
 
     def join_texts(self, texts: Sequence[str]) -> list[str]:
         """Return the texts of all processes, in the order of their ranks."""
@@ -143,102 +108,17 @@ class TrainingPeers:
         lines = bytes(joined.tolist()).decode().splitlines()
         return [text for line in lines for text in json.loads(line)]
 
-
-class ProcessPeers(TrainingPeers):
-    """The ranks of torch.distributed's default group, which the caller has initialised."""
-
-    def __init__(self, device: torch.device) -> None:
-        """``device``: where this process trains."""
-        super().__init__()
-        self.rank = torch.distributed.get_rank()
-        self.count = torch.distributed.get_world_size()
-        self._device = device
-
-    @torch.no_grad()
-    def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """See ``TrainingPeers.add_gradients``; raises PeersLostError, as all of them do."""
-        trained = list(parameters)
-        present = torch.tensor([each.grad is not None for each in trained], dtype=torch.int32)
-        present = self._reduce(present, torch.distributed.ReduceOp.MAX)
-        bucket: list[nn.Parameter] = []
-        for each, somewhere in zip(trained, present.tolist(), strict=True):
-            if not somewhere:
-                continue
-            if each.grad is None:
-                each.grad = torch.zeros_like(each)
-            if bucket and sum(other.numel() for other in bucket) + each.numel() > self.bucket:
-                self._add_bucket(bucket)
-                bucket = []
-            bucket.append(each)
-        if bucket:
-            self._add_bucket(bucket)
-
-    def add(self, values: Sequence[float]) -> list[float]:
-        """See ``TrainingPeers.add``."""
+    def _reduce(self, values: Sequence[float], operation: ReduceOp.RedOpType) -> list[float]:
         numbers = torch.tensor(values, dtype=torch.float64)
-        found: list[float] = self._reduce(numbers, torch.distributed.ReduceOp.SUM).tolist()
+        if self.count > 1 and len(numbers):
+            torch.distributed.all_reduce(numbers, operation)
+        found: list[float] = numbers.tolist()
         return found
-
-    def largest(self, value: float) -> float:
-        """See ``TrainingPeers.largest``."""
-        number = torch.tensor([value], dtype=torch.float64)
-        return float(self._reduce(number, torch.distributed.ReduceOp.MAX).item())
-
-    def gather(self, own: Tensor) -> Sequence[Tensor]:
-        """See ``TrainingPeers.gather``."""
-        parts = [torch.empty_like(own) for _ in range(self.count)]
-        with _exchange():
-            torch.distributed.all_gather(parts, own)
-        return parts
-
-    def join_rows(self, own: Tensor) -> Tensor:
-        """See ``TrainingPeers.join_rows``."""
-        joined = own.new_empty(self.count * len(own), *own.shape[1:])
-        with _exchange():
-            _all_gather(joined, own)
-        return joined
-
-    def add_rows(self, rows: Tensor) -> Tensor:
-        """See ``TrainingPeers.add_rows``."""
-        part = rows.new_empty(len(rows) // self.count, *rows.shape[1:])
-        with _exchange():
-            _reduce_scatter(part, rows)
-        return part
-
-    def join(self, numbers: Tensor) -> Tensor:
-        """See ``TrainingPeers.join``."""
-        lengths = [0.0] * self.count
-        lengths[self.rank] = float(len(numbers))
-        sizes = [int(size) for size in self.add(lengths)]
-        own = torch.zeros(max(1, *sizes), dtype=numbers.dtype, device=self._device)
-        own[: len(numbers)] = numbers
-        parts = self.gather(own)
-        return torch.cat([part[:size].cpu() for part, size in zip(parts, sizes, strict=True)])
-
-    def _add_bucket(self, bucket: Sequence[nn.Parameter]) -> None:
-        """Add up gradients in one call, on their device and in their type."""
-        gradients = [each.grad for each in bucket if each.grad is not None]
-        if len(bucket) == 1 and gradients[0].is_contiguous():  # a large one, without a copy
-            with _exchange():
-                torch.distributed.all_reduce(gradients[0])
-            return
-        whole = torch.cat([gradient.flatten() for gradient in gradients])
-        with _exchange():
-            torch.distributed.all_reduce(whole)
-        parts = torch.split(whole, [gradient.numel() for gradient in gradients])
-        for gradient, part in zip(gradients, parts, strict=True):
-            gradient.copy_(part.view_as(gradient))
-
-    def _reduce(self, numbers: Tensor, operation: torch.distributed.ReduceOp.RedOpType) -> Tensor:
-        moved = numbers.to(self._device)
-        with _exchange():
-            torch.distributed.all_reduce(moved, operation)
-        return moved.cpu()
 
 
 @contextmanager
 def find_lost_peers() -> Iterator[None]:
-    """Raise PeersLostError for a failed exchange inside of a forward or backward pass."""
+    """Turn torch.distributed's errors into ours: raises PeersLostError for a failed exchange."""
     try:
         yield
     except torch.distributed.DistError as error:
@@ -246,17 +126,6 @@ def find_lost_peers() -> Iterator[None]:
     except RuntimeError as error:  # gloo has no type of its own; it names its source file
         if "gloo" not in str(error):
             raise
-        raise _describe(error) from error
-
-
-@contextmanager
-def _exchange() -> Iterator[None]:
-    """Turn torch.distributed's errors into ours."""
-    try:
-        yield
-    except torch.OutOfMemoryError:  # a RuntimeError, too, and our own fault
-        raise
-    except RuntimeError as error:
         raise _describe(error) from error
 
 

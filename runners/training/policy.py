@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from conf.sections.training import LocalTrainerConfig
 from runners.training.training_error import TrainingError
@@ -86,9 +87,10 @@ def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> lis
     """Return the optimizer's groups of parameters: matrices decay, norms, biases and the decays of
     linear attention do not.
     """
-    trained = list(parameters)
-    groups = [
-        {"params": [each for each in trained if each.dim() > 1], "weight_decay": weight_decay},
-        {"params": [each for each in trained if each.dim() <= 1], "weight_decay": 0.0},
+    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    for each in parameters:  # sharded ones apart: AdamW treats a group in one call
+        groups.setdefault((each.dim() > 1, isinstance(each, DTensor)), []).append(each)
+    return [
+        {"params": group, "weight_decay": weight_decay if decays else 0.0}
+        for (decays, _), group in groups.items()
     ]
-    return [group for group in groups if group["params"]]

@@ -16,7 +16,7 @@ ones, as an engine has them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,7 +26,6 @@ from torch.nn import functional as F
 from conf.sections.training import TrainingPrecision
 from runners.training.peers import TrainingPeers
 from runners.training.policy import find_head
-from runners.training.shards import WeightShards
 
 _FLOAT32_NAMES = ("A_log", "dt_bias")
 """Parameters of linear attention's decay: exp(−exp(A_log) · softplus(… + dt_bias)) per token."""
@@ -41,17 +40,11 @@ class MasterWeights:
     exchanges_in_passes = False
     """True if forward and backward passes are exchanges between processes."""
 
-    def __init__(
-        self,
-        policy: nn.Module,
-        precision: TrainingPrecision,
-        sharers: TrainingPeers | None = None,
-    ) -> None:
+    def __init__(self, policy: nn.Module, precision: TrainingPrecision) -> None:
         """Take over a float32 policy; with ``bfloat16`` its parameters become copies.
 
         Frozen parameters have no master. Gradients of copies are moved to the masters during the
-        backward pass, parameter by parameter. ``sharers``: processes among which what the optimizer
-        changes is divided; None: this one has all of it.
+        backward pass, parameter by parameter.
         """
         self._policy = policy
         self._masters: dict[Tensor, nn.Parameter] = {}
@@ -63,22 +56,16 @@ class MasterWeights:
             for name, each in policy.named_parameters()
             if each.requires_grad
         }
-        """By their names in the policy: what has gradients, and what checkpoints hold, float32."""
-        self._copies = {master: copy for copy, master in self._masters.items()}
-        self.shards = None
-        if sharers is not None:
-            self.shards = WeightShards(self.trained, self._copies, sharers)
-        self.optimized = self.trained if self.shards is None else self.shards.parts
-        """Weights that the optimizer changes: ``trained``, or this process's parts of it."""
+        """By their names in the policy: what the optimizer changes and checkpoints hold, float32.
+        """
 
-    @property
-    def is_divided(self) -> bool:
-        """True if ``gather_masters`` and ``gather`` are exchanges between processes."""
-        return self.shards is not None
+    def run_pass(self, _policy: nn.Module, compute: Callable[[], Tensor]) -> Tensor:
+        """Return what a forward pass computes."""
+        return compute()
 
     def clear_gradients(self) -> None:
         """Forget the gradients of the last update."""
-        for each in (*self.trained.values(), *self.optimized.values()):
+        for each in self.trained.values():
             each.grad = None
 
     def add_gradients(self, peers: TrainingPeers) -> None:
@@ -91,57 +78,20 @@ class MasterWeights:
 
     @torch.no_grad()
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Make an update, and round the masters into the policy's copies; ``optimizer``: of
-        ``optimized``. Raises PeersLostError.
-        """
-        if self.shards is not None:
-            self.shards.share_gradients()
-            optimizer.step()
-            self.shards.publish()
-            return
+        """Make an update, and round the masters into the policy's copies."""
         optimizer.step()
         for copy, master in self._masters.items():
             copy.copy_(master)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the policy's weights by name: masters where there are, float32."""
-        weights: dict[str, Tensor] = self._policy.state_dict()
-        masters = dict(self.gather_masters())
-        names = {each: name for name, each in self._policy.named_parameters()}
-        for name, each in self._policy.named_parameters(remove_duplicate=False):
-            if each in self._masters:
-                weights[name] = masters[names[each]]
-        return weights
-
-    def gather_masters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the names and masters of the copies, together with the processes among which they
-        are divided.
-        """
-        for name, each in self.trained.items():
-            if each in self._copies:
-                own = self.optimized[name].detach()
-                yield name, own if self.shards is None else self.shards.gather(name, own)
-
-    def gather(self, name: str, part: Tensor) -> Tensor:
-        """Return a moment of a trained parameter on the CPU, whole, together with the processes
-        among which it is divided.
-        """
-        if self.shards is not None:
-            return self.shards.gather(name, part)
-        return part.detach().cpu().contiguous()
-
-    def take(self, _name: str, whole: Tensor) -> Tensor:
-        """Return this process's part of a moment of a trained parameter."""
-        # a view would keep all of it in memory
-        return whole if self.shards is None else self.shards.take(whole).clone()
+        weights: dict[str, Tensor] = self._policy.state_dict(keep_vars=True)
+        return {name: self._masters.get(each, each).detach() for name, each in weights.items()}
 
     @torch.no_grad()
     def load_state_dict(self, weights: dict[str, Tensor]) -> None:
         """Set policy and masters to what ``state_dict`` returned; raises RuntimeError."""
         self._policy.load_state_dict(weights)
-        if self.shards is not None:
-            self.shards.load(weights)
-            return
         for name, each in self._policy.named_parameters():
             if each in self._masters:
                 self._masters[each].copy_(weights[name])

@@ -32,13 +32,9 @@ def test_a_loss_of_the_users_own_needs_one_process() -> None:
 def test_what_is_divided_among_devices_is_worth_it() -> None:
     (fault,) = faults("trainer.shard=optimizer")
     assert "trainer.shard=optimizer divides among devices, and trainer.devices=1" in fault
-    (fault,) = faults("trainer.shard=optimizer", "trainer.devices=2", "trainer.lora.rank=4")
-    assert "trainer.lora.rank=4" in fault
-    assert "set trainer.shard=none" in fault
     (fault,) = faults("trainer.shard=model", "trainer.devices=2", "trainer.lora.rank=4")
     assert "trainer.lora.rank=4: a base with adapters is not divided" in fault
-    (fault,) = faults("trainer.shard=model")
-    assert "trainer.shard=model divides among devices" in fault
+    assert "set trainer.shard=none" in fault
 
 
 def test_a_dual_clip_is_of_ppo_alone() -> None:

@@ -10,7 +10,6 @@ import torch
 
 from conf.sections.training import LocalTrainerConfig, RoutingReplayConfig
 from runners.training.local import NATIVE, LocalTrainer
-from runners.training.peers import TrainingPeers
 from runners.training.sample import Sample
 
 VOCAB = 96
@@ -28,7 +27,6 @@ def make_trainer(
     seed: int = 0,
     routing: RoutingReplayConfig = NATIVE,
     merges: bool = True,
-    peers: TrainingPeers | None = None,
     **changes: object,
 ) -> LocalTrainer:
     """A trainer with the laptop's settings; ``merges``: as ``merges_adapters``."""
@@ -57,7 +55,6 @@ def make_trainer(
         seed=seed,
         routing=routing,
         merges_adapters=merges,
-        peers=peers,
     )
 
 

@@ -10,11 +10,10 @@ from conf.sections.training import RoutingReplayConfig
 from runners.processes.ledger import Ledger
 from runners.processes.service import ServiceError, ServiceStarter
 from runners.store.run_store import RunStore
-from runners.trainer_ranks.client import TrainerRanks, make_meeting, start_ranks
-from runners.trainer_ranks.commands import Trainer
+from runners.trainer_ranks.client import TrainerRanks, start_ranks
 from runners.trainer_ranks.settings import RankSettings
 from runners.training import checkpoint
-from runners.training.local import NATIVE
+from runners.training.local import NATIVE, LocalTrainer
 from tests.fakes.local_trainer import make_trainer
 
 
@@ -49,15 +48,16 @@ class StartedRanks:
             merges_adapters=True,
             checkpoint=saved.path if saved else None,
             step=saved.step if saved else 0,
-            rank=0,
             ranks=ranks,
-            meeting=make_meeting(self.exits),
             exchange_s=exchange_s,
         )
-        every = [settings.model_copy(update={"rank": rank}) for rank in range(ranks)]
-        return await start_ranks(every, self.starter)
+        return await start_ranks(settings, self.starter)
 
 
-def save_ranks(trainer: Trainer, root: Path, step: int) -> checkpoint.Checkpoint:
-    options: dict[str, Any] = {"keep": 2, "best": None, "run_id": "x", "tokenizer": None}
-    return trainer.save(root, step=step, state={"metrics": {"a": 1.5}}, **options)
+def save_ranks(
+    trainer: TrainerRanks | LocalTrainer, root: Path, step: int
+) -> checkpoint.Checkpoint:
+    options: dict[str, Any] = {"run_id": "x", "tokenizer": None}
+    if isinstance(trainer, TrainerRanks):
+        return trainer.save(root, step=step, state={"metrics": {"a": 1.5}}, **options)
+    return checkpoint.save(trainer, root, step=step, state={"metrics": {"a": 1.5}}, **options)

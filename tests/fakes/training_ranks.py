@@ -21,16 +21,14 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from conf.sections.training import RoutingRecomputeConfig, RoutingReplayConfig
-from runners.training.local import NATIVE, LocalTrainer
-from runners.training.peers import ProcessPeers, TrainingPeers
+from runners.training.local import NATIVE
 from runners.training.sample import Sample
+from runners.training.sharded_policy import join_parts
 from runners.training.supervised.step import train_on_examples
 from tests.fakes.local_trainer import make_rollouts, make_trainer
 from tests.fakes.routing_replay import corrupt, r3
 from tests.fakes.routing_rollouts import rollouts as routed_rollouts
 
-BUCKET = 4000
-"""Numbers: less than some of the policy's parameters have, more than several others together."""
 GRADIENT = "gradient of "
 POLICY, NOISY, LARGE = "policy", "noisy", "large"
 """Directories of the policy, of one with other routers, and of one with millions of parameters, in
@@ -63,77 +61,64 @@ class Scenario:
 
 R2 = RoutingRecomputeConfig(kind="recompute")
 TEACHER = {"url": "http://localhost:1", "weight": 0.5, "alone": False, "deadline_s": 1.0}
+SEVERAL: dict[str, Any] = {"minibatches": 2, "epochs": 2, "weight_decay": 0.1}
+PENALTY: dict[str, Any] = {
+    "kl": {"weight": 0.2, "estimator": "k3", "place": "loss"},
+    "entropy_bonus": 0.05,
+    "aggregation": "token",
+    "correction": {"truncate": "token", "cap": 1.01},
+}
+UNEQUAL: dict[str, Any] = {"tokens_per_microbatch": 40}
+"""Positions: some two samples each, so that processes have different numbers of micro-batches."""
+MODEL: dict[str, Any] = {"shard": "model"}
 SCENARIOS: dict[str, Scenario] = {
-    "plain": Scenario({}, (6, 5)),
-    "one update": Scenario({}, (6,)),
-    "one update, replay": Scenario({}, (6,), r3()),
-    "fewer samples than ranks": Scenario({"minibatches": 3}, (1, 3)),
-    "several updates": Scenario({"minibatches": 2, "epochs": 2, "weight_decay": 0.1}, (7,)),
-    "penalty and bonus": Scenario(
-        {
-            "kl": {"weight": 0.2, "estimator": "k3", "place": "loss"},
-            "entropy_bonus": 0.05,
-            "aggregation": "token",
-            "correction": {"truncate": "token", "cap": 1.01},
-        },
-        (5, 4),
-    ),
+    "one update": Scenario({}, (6,), r3()),
+    "several updates": Scenario(SEVERAL, (7,)),
+    "penalty and bonus": Scenario(PENALTY, (5, 4)),
     "adapters": Scenario({"lora": {"rank": 4}, "learning_rate": 1e-2}, (5, 4)),
-    "replay": Scenario({}, (7, 5), r3(shadow_every=2)),
-    "replay of one alone": Scenario({}, (1, 6), r3(shadow_every=3)),
+    "replay": Scenario({}, (1, 7), r3(shadow_every=2)),
     "replay, masked": Scenario({"minibatches": 2}, (7,), r3(on_fault="mask"), masked=True),
-    "replay, recomputed": Scenario({"minibatches": 2}, (6,), R2),
-    "examples": Scenario({}, (5,), supervised=True),
     "turns and a teacher": Scenario(
         {"credit": "turn", "distill": TEACHER, "minibatches": 2}, (6,), by_token=True
     ),
     "bfloat16": Scenario({"precision": "bfloat16"}, (6,), rounded=True),
-}
-for name in ("several updates", "replay", "bfloat16"):
-    divided = SCENARIOS[name].settings | {"shard": "optimizer"}
-    SCENARIOS[f"{name}, divided"] = replace(SCENARIOS[name], settings=divided)
-UNEQUAL: dict[str, Any] = {"tokens_per_microbatch": 40}
-"""Positions: some two samples each, so that processes have different numbers of micro-batches."""
-DIVIDED: dict[str, dict[str, Any]] = {
-    "one update": UNEQUAL,
-    "one update, replay": UNEQUAL | {"recompute": True},
-    "fewer samples than ranks": {},
-    "several updates": UNEQUAL,
-    "penalty and bonus": UNEQUAL,
-    "replay": UNEQUAL,
-    "replay of one alone": {"recompute": True},
-    "replay, masked": {"tokens_per_microbatch": 20, "minibatches": 1},
-    "replay, recomputed": UNEQUAL,
-    "examples": UNEQUAL | {"recompute": True},
-    "bfloat16": UNEQUAL,
-}
-for name, settings in DIVIDED.items():
-    everything = SCENARIOS[name].settings | settings | {"shard": "model"}
-    SCENARIOS[f"{name}, model divided"] = replace(SCENARIOS[name], settings=everything)
-for name, family, settings in (
-    ("dense", "qwen3, sliding window", UNEQUAL | {"recompute": True}),
-    ("dense, twice", "qwen3", {}),
-    ("shared experts", "glm4_moe", UNEQUAL),
-    ("linear attention", "qwen3_5, multi-modal", {"precision": "bfloat16"}),
-):
-    SCENARIOS[f"{name}, model divided"] = Scenario(
-        settings | {"shard": "model"},
-        {"dense, twice": (6, 5), "linear attention": (1,)}.get(name, (6,)),
-        family=family,
-        rounded="precision" in settings,
-    )
+    "optimizer sharded": Scenario(SEVERAL | UNEQUAL | {"shard": "optimizer"}, (7,)),
+    "optimizer sharded, replay": Scenario(
+        {"shard": "optimizer", "recompute": True, "precision": "bfloat16"},
+        (6, 1), r3(), rounded=True,
+    ),
+    "model sharded": Scenario(UNEQUAL | MODEL | {"recompute": True}, (6,), r3()),
+    "model sharded, several updates": Scenario(SEVERAL | UNEQUAL | MODEL, (7,)),
+    "model sharded, fewer samples than ranks": Scenario({"minibatches": 3} | MODEL, (1, 3)),
+    "model sharded, penalty and bonus": Scenario(PENALTY | UNEQUAL | MODEL, (5, 4)),
+    "model sharded, replay": Scenario(UNEQUAL | MODEL, (1, 7), r3(shadow_every=2)),
+    "model sharded, masked": Scenario(
+        {"tokens_per_microbatch": 20} | MODEL, (7,), r3(on_fault="mask"), masked=True
+    ),
+    "model sharded, replay of its own": Scenario({"minibatches": 2} | UNEQUAL | MODEL, (6,), R2),
+    "model sharded, examples": Scenario({"recompute": True} | MODEL, (5,), supervised=True),
+    "model sharded, bfloat16": Scenario(
+        UNEQUAL | MODEL | {"precision": "bfloat16"}, (6,), rounded=True
+    ),
+    "model sharded, dense": Scenario(
+        UNEQUAL | MODEL | {"recompute": True}, (6,), family="qwen3, sliding window"
+    ),
+    "model sharded, linear attention": Scenario(
+        MODEL | {"precision": "bfloat16"}, (1,), family="qwen3_5, multi-modal", rounded=True
+    ),
+}  # fmt: skip
 FAMILIES = {scenario.family for scenario in SCENARIOS.values() if scenario.family is not None}
 
 
 def run_scenario(
-    scenario: Scenario, directory: Path, peers: TrainingPeers | None
+    scenario: Scenario, directory: Path
 ) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
     """Train; return the metrics of each step, with the rollouts that were masked, and the weights
     after the last with the gradients of its last update. Routing comes from the engine in
     ``directory/noisy``.
     """
     policy = directory / (scenario.family or POLICY)
-    trainer = make_trainer(policy, routing=scenario.routing, peers=peers, **scenario.settings)
+    trainer = make_trainer(policy, routing=scenario.routing, **scenario.settings)
     routed = scenario.routing is not NATIVE
     engine = make_trainer(directory / NOISY if routed else policy)
     steps = []
@@ -147,19 +132,13 @@ def run_scenario(
             steps.append(train_on_examples(trainer, [sample for [sample] in made]))
         else:
             steps.append(trainer.step(made) | {"refused": dict(trainer.refused)})
-    weights = {name: each.detach() for name, each in trainer.weights.trained.items()}
-    weights |= dict(trainer.weights.gather_masters())
+    weights = {name: join_parts(each) for name, each in trainer.weights.trained.items()}
     gradients = {
-        f"{GRADIENT}{name}": find_gradient(trainer, name, each.grad)
+        f"{GRADIENT}{name}": join_parts(each.grad)
         for name, each in trainer.weights.trained.items()
         if each.grad is not None
     }
     return steps, weights | gradients
-
-
-def find_gradient(trainer: LocalTrainer, name: str, own: Tensor) -> Tensor:
-    """Return a whole gradient, of which a process may have a part."""
-    return trainer.weights.gather(name, own) if trainer.config.shard == "model" else own
 
 
 def add_signals(sample: Sample) -> Sample:
@@ -169,19 +148,18 @@ def add_signals(sample: Sample) -> Sample:
     return replace(sample, token_advantages=noise[0], teacher_logprobs=sample.logprobs + noise[1])
 
 
-def measure_memory(directory: Path, peers: TrainingPeers, precision: str) -> dict[str, int]:
-    """Divide a policy and make an update; return the number of its parameters, and the bytes that
+def measure_memory(directory: Path, shard: str) -> dict[str, int]:
+    """Shard a policy and make an update; return the number of its parameters, and the bytes that
     tensors of this process hold after each.
     """
     rollouts = make_rollouts(make_trainer(directory / POLICY), 6)
     before = count_held_bytes()
-    trainer = make_trainer(directory / LARGE, peers=peers, shard="model", precision=precision)
+    trainer = make_trainer(directory / LARGE, shard=shard, precision="bfloat16")
     divided = count_held_bytes() - before
     trainer.step(rollouts)
     trained = count_held_bytes() - before
-    names = trainer.weights.gather_masters()
     return {
-        "parameters": sum(each.numel() for _, each in names),
+        "parameters": sum(each.numel() for each in trainer.weights.trained.values()),
         "divided": divided,
         "trained": trained,
     }
@@ -208,15 +186,13 @@ def main() -> None:
         timeout=timedelta(seconds=300),
     )
     for name, scenario in SCENARIOS.items():
-        peers = ProcessPeers(torch.device("cpu"))
-        peers.bucket = BUCKET
-        steps, weights = run_scenario(scenario, directory, peers)
+        steps, weights = run_scenario(scenario, directory)
         place = directory / f"{rank} {name}"
         save_file(weights, place.with_suffix(".safetensors"))
         place.with_suffix(".json").write_text(json.dumps(steps))
-    for precision in ("float32", "bfloat16"):
-        found = measure_memory(directory, ProcessPeers(torch.device("cpu")), precision)
-        (directory / f"{rank} memory {precision}.json").write_text(json.dumps(found))
+    for shard in ("optimizer", "model"):
+        found = measure_memory(directory, shard)
+        (directory / f"{rank} memory {shard}.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -175,8 +175,8 @@ def test_adapters_leave_of_the_policy_its_weights_alone(
 @pytest.mark.parametrize(
     ("shard", "precision", "whole", "divided"),
     [
-        ("optimizer", "float32", 8, 8),
-        ("optimizer", "bfloat16", 6, 12),
+        ("optimizer", "float32", 4, 16),
+        ("optimizer", "bfloat16", 2, 16),
         ("model", "float32", 0, 16),
         ("model", "bfloat16", 0, 16),
     ],
@@ -216,10 +216,10 @@ def test_a_14b_policy_fits_into_several_gpus_if_all_of_it_is_divided(
         assert plan is not None
         return plan.trainer_gib
 
-    assert find_peak("optimizer", 8) > 100
-    assert find_peak("model", 8) == pytest.approx(64.4, abs=0.1)
+    assert find_peak("optimizer", 8) > 80
+    assert find_peak("model", 8) == pytest.approx(65.8, abs=0.1)
     assert find_peak("model", 4) > 80
-    assert find_peak("model", 4, 8192) == pytest.approx(76.0, abs=0.1)
+    assert find_peak("model", 4, 8192) == pytest.approx(77.5, abs=0.1)
     assert find_peak("model", 64, 8192) == pytest.approx(56.0, abs=0.1), "while it is loaded"
 
 

@@ -9,21 +9,27 @@ from pathlib import Path
 import torch
 
 from conf.compose import compose
-from runners.campaign.run import _make_trainer
-from runners.runtime.policy import Policy
+from conf.sections.training import LocalTrainerConfig
+from runners.trainer_ranks.campaign_trainer import make_trainer
+from runners.trainer_ranks.settings import RankSettings
 from runners.training import checkpoint
 from tests.fakes.tiny_model import write_tiny_model
 
 
 def test_a_resumed_campaign_trains_the_weights_of_its_checkpoint(tmp_path: Path) -> None:
     config = compose([])
-    policy = Policy(weights=write_tiny_model(tmp_path / "policy"), tokenizer=tmp_path)
-    first = _make_trainer(config, policy, None)
+    assert isinstance(config.trainer, LocalTrainerConfig)
+    settings = RankSettings(
+        trainer=config.trainer, routing=config.routing_replay,
+        weights=write_tiny_model(tmp_path / "policy"), temperature=1.0, seed=0,
+        merges_adapters=True, checkpoint=None, step=0, ranks=1,
+    )  # fmt: skip
+    first = make_trainer(settings)
     with torch.no_grad():
         for parameter in first.model.parameters():
             parameter.add_(1)
-    checkpoint.save(first, tmp_path / "checkpoints", step=1, state={}, keep=1)
-    resumed = _make_trainer(config, policy, checkpoint.find_latest(tmp_path / "checkpoints"))
+    saved = checkpoint.save(first, tmp_path / "checkpoints", step=1, state={})
+    resumed = make_trainer(settings.model_copy(update={"checkpoint": saved.path, "step": 1}))
     pairs = list(zip(first.model.parameters(), resumed.model.parameters(), strict=True))
     assert pairs
     assert all(torch.equal(saved, restored) for saved, restored in pairs)

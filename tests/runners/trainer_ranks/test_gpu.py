@@ -41,7 +41,7 @@ async def test_ranks_on_gpus_train_what_one_process_trains(
     expected = alone.step(rollouts)
     trainer = await run.start(ranks=ranks, device="cuda", precision=precision, shard=shard)
     done = await asyncio.to_thread(trainer.step, rollouts)
-    assert done.metrics["loss/policy"] == pytest.approx(expected["loss/policy"], abs=1e-3)
+    assert done["loss/policy"] == pytest.approx(expected["loss/policy"], abs=1e-3)
     saved = await asyncio.to_thread(save_ranks, trainer, tmp_path / "checkpoints", 1)
     resumed = make_trainer(run.weights, device="cuda", precision=precision)
     checkpoint.restore(resumed, saved)

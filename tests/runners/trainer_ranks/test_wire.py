@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-import socket
+import os
+import struct
 import threading
 from itertools import chain
+from multiprocessing import Pipe
 
 import numpy as np
 import pytest
@@ -64,10 +66,10 @@ def assert_same(one: Sample, other: Sample) -> None:
 @given(st.lists(st.lists(samples(), max_size=3), max_size=4))
 def test_rollouts_arrive_as_they_were_sent(rollouts: list[list[Sample]]) -> None:
     packed, arrays = pack_rollouts(rollouts)
-    one, other = socket.socketpair()
+    one, other = Pipe()
     with one, other:
         message = {"rollouts": packed, "none": math.inf}
-        sender = threading.Thread(target=one.sendall, args=[encode_message(message, arrays)])
+        sender = threading.Thread(target=one.send_bytes, args=[encode_message(message, arrays)])
         sender.start()
         received = receive_message(other)
         sender.join()
@@ -81,8 +83,9 @@ def test_rollouts_arrive_as_they_were_sent(rollouts: list[list[Sample]]) -> None
 
 @pytest.mark.parametrize("sent", [0, 5, 20])
 def test_a_side_that_ends_in_the_middle_of_a_message_is_an_end(sent: int) -> None:
-    one, other = socket.socketpair()
+    one, other = Pipe()
     with other:
         with one:
-            one.sendall(encode_message({"command": "step"})[:sent])
+            message = encode_message({"command": "step"})
+            os.write(one.fileno(), (struct.pack("!i", len(message)) + message)[:sent])
         assert receive_message(other) is None

@@ -15,6 +15,7 @@ import pytest
 from conf.errors import ExitCode
 from runners.training import checkpoint
 from runners.training.checkpoint import CheckpointError
+from runners.training.local import LocalTrainer
 from runners.training.policy import load_policy
 from tests.fakes.local_trainer import VOCAB, make_trainer
 from tests.fakes.tiny_model import write_tiny_model
@@ -65,26 +66,39 @@ def whole(root: Path) -> dict[str, dict[str, int]]:
     }
 
 
+def save(
+    trainer: LocalTrainer,
+    root: Path,
+    step: int,
+    *,
+    keep: int = 2,
+    best: checkpoint.Checkpoint | None = None,
+) -> None:
+    """Save a step as a campaign does."""
+    checkpoint.save(trainer, root, step=step, state={})
+    checkpoint.remove_old(root, keep=keep, best=best)
+
+
 def test_at_no_instant_of_a_save_can_a_kill_leave_half_a_checkpoint(
     weights: Path, tmp_path: Path
 ) -> None:
     trainer, killer = make_trainer(weights), Killer()
     before = tmp_path / "before"
     for step in (1, 2):
-        checkpoint.save(trainer, before, step=step, state={}, keep=2)
+        save(trainer, before, step)
     files = whole(before)["step-000001"]
     for instant in itertools.count():
         root = tmp_path / str(instant)
         shutil.copytree(before, root)
         try:
             with killer.strikes(root, instant):
-                checkpoint.save(trainer, root, step=3, state={}, keep=2)
+                save(trainer, root, 3)
         except Killed:
             assert all(found == files for found in whole(root).values())
             newest = checkpoint.find_latest(root)
             assert newest is not None
             assert newest.step in (2, 3)
-            checkpoint.save(trainer, root, step=3, state={}, keep=2)  # the resume
+            save(trainer, root, 3)  # the resume
             assert sorted(path.name for path in root.iterdir()) == ["step-000002", "step-000003"]
         else:
             break
@@ -98,7 +112,7 @@ def test_the_best_checkpoint_is_kept_beside_the_newest_and_can_be_loaded(
     trainer, rates = make_trainer(weights), {0: 0.9, 1: 0.5, 2: 0.8, 3: 0.8, 5: 0.1}
     for step in range(1, 6):
         best = checkpoint.find_best(tmp_path, {s: rates[s] for s in rates if s < step})
-        checkpoint.save(trainer, tmp_path, step=step, state={}, keep=1, best=best)
+        save(trainer, tmp_path, step, keep=1, best=best)
     best = checkpoint.find_best(tmp_path, rates)
     assert best is not None
     assert best.step == 2, "of equals the earliest; the starting policy has no checkpoint"
@@ -110,7 +124,7 @@ def test_the_best_checkpoint_is_kept_beside_the_newest_and_can_be_loaded(
 
 def test_without_evaluations_there_is_no_best_checkpoint(weights: Path, tmp_path: Path) -> None:
     for step in (1, 2):
-        checkpoint.save(make_trainer(weights), tmp_path, step=step, state={}, keep=1)
+        save(make_trainer(weights), tmp_path, step, keep=1)
     assert checkpoint.find_best(tmp_path, {}) is None
     assert [path.name for path in tmp_path.iterdir()] == ["step-000002"]
 
@@ -119,7 +133,7 @@ def test_at_no_instant_does_the_best_link_lead_nowhere(weights: Path, tmp_path: 
     trainer, killer = make_trainer(weights), Killer()
     before = tmp_path / "before"
     for step in (1, 2):
-        checkpoint.save(trainer, before, step=step, state={}, keep=2)
+        save(trainer, before, step)
     checkpoint.link_best(before, checkpoint.Checkpoint(before / "step-000001", 1))
 
     def keep_best(root: Path) -> None:
@@ -148,12 +162,12 @@ def test_a_checkpoint_that_cannot_be_written_leaves_a_run_to_resume(
     weights: Path, tmp_path: Path
 ) -> None:
     trainer = make_trainer(weights)
-    checkpoint.save(trainer, tmp_path, step=1, state={}, keep=2)
+    save(trainer, tmp_path, 1)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
         with pytest.raises(CheckpointError, match=r"cannot write.*step-000002") as caught:
-            checkpoint.save(trainer, tmp_path, step=2, state={}, keep=2)
+            save(trainer, tmp_path, 2)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert caught.value.exit_code == ExitCode.SERVICE_GONE

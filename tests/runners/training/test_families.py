@@ -79,7 +79,7 @@ def test_a_restored_policy_continues_bit_for_bit_and_transformers_loads_it(
     rollouts = make_rollouts()
     trainer = make_trainer(weights)
     trainer.step(rollouts)
-    saved = checkpoint.save(trainer, tmp_path, step=1, state={"metrics": {}}, keep=1)
+    saved = checkpoint.save(trainer, tmp_path, step=1, state={"metrics": {}})
     resumed = make_trainer(weights)
     checkpoint.restore(resumed, saved)
     plain = load_plain(saved.path)
@@ -101,7 +101,7 @@ def test_a_checkpoint_has_the_names_and_the_model_type_of_the_policy_it_came_fro
         with safe_open(directory / "model.safetensors", framework="pt") as file:
             return set(file.keys())
 
-    saved = checkpoint.save(make_trainer(weights), tmp_path, step=1, state={}, keep=1)
+    saved = checkpoint.save(make_trainer(weights), tmp_path, step=1, state={})
     assert names(saved.path) == names(weights)
     types = [
         PretrainedConfig.from_pretrained(str(each)).model_type for each in (saved.path, weights)
@@ -115,7 +115,7 @@ async def test_the_embedded_engine_serves_a_checkpoint_or_refuses_its_model_type
     """What it serves has the trainer's logprobs."""
     trainer = make_trainer(weights)
     trainer.step(make_rollouts())
-    saved = checkpoint.save(trainer, tmp_path, step=1, state={}, keep=1)
+    saved = checkpoint.save(trainer, tmp_path, step=1, state={})
     if family not in ("qwen3", "qwen3_moe"):
         named = "use_sliding_window" if "sliding" in family else "model_type is"
         with pytest.raises(EngineError, match=named):

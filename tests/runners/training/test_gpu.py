@@ -140,7 +140,7 @@ def test_a_restored_trainer_has_the_same_state_and_goes_on(tmp_path: Path) -> No
     options: dict[str, Any] = {"device": "cuda", "precision": "bfloat16"}
     trainer, resumed = make_trainer(weights, **options), make_trainer(weights, seed=9, **options)
     trainer.step(make_rollouts())
-    saved = checkpoint.save(trainer, tmp_path / "run", step=1, state={"metrics": {}}, keep=1)
+    saved = checkpoint.save(trainer, tmp_path / "run", step=1, state={"metrics": {}})
     checkpoint.restore(resumed, saved)
     for name, master in trainer.weights.trained.items():
         other = resumed.weights.trained[name]

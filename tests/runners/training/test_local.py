@@ -90,7 +90,7 @@ def test_a_restored_trainer_continues_bit_for_bit(weights: Path, tmp_path: Path)
     trainer = make_trainer(weights, minibatches=2)
     rollouts = make_rollouts(trainer, 8)
     trainer.step(rollouts)
-    saved = checkpoint.save(trainer, tmp_path, step=1, state={"metrics": {"x": 1}}, keep=2)
+    saved = checkpoint.save(trainer, tmp_path, step=1, state={"metrics": {"x": 1}})
     resumed = make_trainer(weights, seed=99, minibatches=2)
     checkpoint.restore(resumed, saved)
     went_on, went_on_resumed = trainer.step(rollouts), resumed.step(rollouts)
@@ -105,7 +105,8 @@ def test_only_the_newest_checkpoints_are_kept_and_partial_ones_are_not_seen(
 ) -> None:
     trainer = make_trainer(weights)
     for step in range(1, 5):
-        checkpoint.save(trainer, tmp_path, step=step, state={}, keep=2)
+        checkpoint.save(trainer, tmp_path, step=step, state={})
+        checkpoint.remove_old(tmp_path, keep=2, best=None)
     (tmp_path / "step-000009.partial").mkdir()
     assert sorted(path.name for path in tmp_path.glob("step-*")) == [
         "step-000003", "step-000004", "step-000009.partial"
@@ -117,7 +118,7 @@ def test_only_the_newest_checkpoints_are_kept_and_partial_ones_are_not_seen(
 
 def test_a_damaged_checkpoint_is_refused_by_name(weights: Path, tmp_path: Path) -> None:
     trainer = make_trainer(weights)
-    saved = checkpoint.save(trainer, tmp_path, step=1, state={}, keep=1)
+    saved = checkpoint.save(trainer, tmp_path, step=1, state={})
     (saved.path / checkpoint.OPTIMIZER).write_bytes(b"not safetensors")
     with pytest.raises(CheckpointError, match="step-000001"):
         checkpoint.restore(make_trainer(weights), saved)
@@ -218,7 +219,7 @@ def equal_weights(one: LocalTrainer, other: LocalTrainer) -> bool:
 def test_a_restored_trainer_knows_how_many_steps_it_has_done(weights: Path, tmp_path: Path) -> None:
     trainer = make_trainer(weights)
     trainer.step(make_rollouts(trainer, 4))
-    saved = checkpoint.save(trainer, tmp_path, step=7, state={"metrics": {}}, keep=1)
+    saved = checkpoint.save(trainer, tmp_path, step=7, state={"metrics": {}})
     restored = make_trainer(weights)
     checkpoint.restore(restored, saved)
     assert restored.steps == 7  # the step counter decides when a shadow forward pass is due
@@ -230,9 +231,7 @@ def test_a_checkpoint_holds_its_tokenizer_and_chat_template(weights: Path, tmp_p
     for name in ("tokenizer.json", "chat_template.jinja", "notes.txt"):
         (tokenizer / name).write_text(name)
     trainer = make_trainer(weights)
-    saved = checkpoint.save(
-        trainer, tmp_path, step=1, state={"metrics": {}}, keep=1, tokenizer=tokenizer
-    )
+    saved = checkpoint.save(trainer, tmp_path, step=1, state={"metrics": {}}, tokenizer=tokenizer)
     names = {file.name for file in saved.path.iterdir()}
     assert names >= {"tokenizer.json", "chat_template.jinja", "config.json"}
     assert "notes.txt" not in names

@@ -92,7 +92,7 @@ def test_adapters_alone_are_trained_and_have_state_in_the_optimizer(weights: Pat
 
 def test_merged_weights_compute_what_the_adapters_compute(weights: Path, tmp_path: Path) -> None:
     trainer = trained(weights)
-    saved = checkpoint.save(trainer, tmp_path, step=2, state={}, keep=1)
+    saved = checkpoint.save(trainer, tmp_path, step=2, state={})
     merged = make_trainer(saved.path)
     found = np.abs(logprobs(merged, TOKENS) - logprobs(trainer, TOKENS)).max()
     moved = np.abs(logprobs(make_trainer(weights), TOKENS) - logprobs(trainer, TOKENS)).max()
@@ -118,7 +118,7 @@ def test_adapters_of_every_family_are_trained_and_merged(
     adapters = adapters_of(trainer)
     assert all(".layers." in name and ".visual." not in name for name in adapters)
     assert {name.split(".lora_")[0].rpartition(".")[2] for name in adapters} == {"k_proj", target}
-    saved = checkpoint.save(trainer, tmp_path, step=2, state={}, keep=1)
+    saved = checkpoint.save(trainer, tmp_path, step=2, state={})
     found = logprobs(make_trainer(saved.path), TOKENS) - logprobs(trainer, TOKENS)
     assert np.abs(found).max() < 1e-4
     resumed = make_trainer(base, lora=lora, seed=1)
@@ -132,7 +132,7 @@ def test_a_step_after_a_checkpoint_is_the_same_as_without_one(
 ) -> None:
     """Merging for a checkpoint leaves no rounding in the policy."""
     one, other = trained(weights), trained(weights)
-    checkpoint.save(one, tmp_path, step=2, state={}, keep=1)
+    checkpoint.save(one, tmp_path, step=2, state={})
     for name, value in one.model.state_dict().items():
         assert torch.equal(value, other.model.state_dict()[name]), name
 
@@ -141,7 +141,7 @@ def test_peft_loads_the_adapters_of_a_checkpoint_onto_their_base(
     weights: Path, tmp_path: Path
 ) -> None:
     trainer = trained(weights, merges=False)
-    saved = checkpoint.save(trainer, tmp_path, step=2, state={}, keep=1)
+    saved = checkpoint.save(trainer, tmp_path, step=2, state={})
     files = sorted(str(file.relative_to(saved.path)) for file in saved.path.rglob("*"))
     assert files == [
         *(ADAPTER, f"{ADAPTER}/adapter_config.json", f"{ADAPTER}/adapter_model.safetensors"),
@@ -178,7 +178,7 @@ def test_a_restored_trainer_continues_bit_for_bit(
     weights: Path, tmp_path: Path, merges: bool
 ) -> None:
     trainer = trained(weights, merges=merges, minibatches=2)
-    saved = checkpoint.save(trainer, tmp_path, step=2, state={"metrics": {}}, keep=1)
+    saved = checkpoint.save(trainer, tmp_path, step=2, state={"metrics": {}})
     resumed = make_trainer(weights, seed=99, lora=LORA, learning_rate=1e-2, minibatches=2)
     checkpoint.restore(resumed, saved)
     rollouts = make_rollouts(trainer, 8)
@@ -194,7 +194,7 @@ def test_adapters_stay_float32_beside_a_base_in_bfloat16(weights: Path, tmp_path
     assert {each.dtype for each in adapters_of(trainer).values()} == {torch.float32}
     projection = trainer.model.get_submodule("model.layers.0.self_attn.q_proj.base_layer")
     assert projection.weight.dtype == torch.bfloat16
-    saved = checkpoint.save(trainer, tmp_path, step=2, state={}, keep=1)
+    saved = checkpoint.save(trainer, tmp_path, step=2, state={})
     resumed = make_trainer(weights, seed=9, lora=LORA, learning_rate=1e-2, precision="bfloat16")
     checkpoint.restore(resumed, saved)
     assert trainer.step(rollouts)["loss/policy"] == resumed.step(rollouts)["loss/policy"]
@@ -210,7 +210,7 @@ def test_adapters_stay_float32_beside_a_base_in_bfloat16(weights: Path, tmp_path
 
 
 def test_a_checkpoint_of_other_adapters_is_refused(weights: Path, tmp_path: Path) -> None:
-    saved = checkpoint.save(trained(weights), tmp_path, step=2, state={}, keep=1)
+    saved = checkpoint.save(trained(weights), tmp_path, step=2, state={})
     more = make_trainer(weights, lora={**LORA, "targets": ("q_proj", "k_proj")})
     with pytest.raises(CheckpointError, match="other adapters"):
         checkpoint.restore(more, saved)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners.training.merge import COMMON, JOINED, OPTIONAL, SUMMED
 from runners.training.peers import TrainingPeers
-from runners.training.routing import step
 from runners.training.sample import Sample
-from runners.training.totals import StepTotals
 
 
 class Rank(TrainingPeers):
@@ -64,63 +61,12 @@ def test_samples_that_begin_alike_stay_together() -> None:
     assert [rank.owns(sample) for sample in samples] == [True, False] * 3
 
 
-@given(
-    st.lists(
-        st.lists(st.integers(0, 2), min_size=2, max_size=9),
-        min_size=1,
-        max_size=16,
-        unique_by=tuple,
-    ),
-    st.integers(2, 5),
-    st.data(),
-)
-def test_nodes_that_several_processes_run_count_once(
-    texts: list[list[int]], count: int, data: st.DataObject
-) -> None:
-    samples = [written(text) for text in texts]
-    chosen = data.draw(st.lists(st.sampled_from(samples), unique_by=id, min_size=1))
-    counted, ranks = 0, [Rank(rank, count) for rank in range(count)]
-    for rank in ranks:
-        rank.share(samples)
-        own = [sample for sample in chosen if rank.owns(sample)]
-        counted += count_nodes(own) - rank.count_repeated(chosen)
-    assert counted == count_nodes(chosen)
-
-
-def test_rows_of_several_processes_repeat_nothing() -> None:
-    samples = [written([1, 2, 3, last]) for last in range(4)]
-    for number in range(2):
-        rank = Rank(number, 2)
-        rank.share(samples, tree=False)
-        assert rank.count_repeated(samples) == 0
-
-
-def written(text: list[int]) -> Sample:
-    """Return a sample of these tokens, which trains all but the first."""
-    tokens = np.array(text, np.int32)
-    trained = np.arange(len(text)) > 0
-    return Sample("r", tokens, trained, np.zeros(len(text), np.float32), 1.0)
-
-
-def count_nodes(samples: list[Sample]) -> int:
-    return len({tuple(each.tokens[:n]) for each in samples for n in range(1, len(each.tokens))})
-
-
 def test_one_process_owns_everything_and_shares_nothing() -> None:
     alone = TrainingPeers()
     samples = [sample_of(0, 3), sample_of(1, 4)]
     alone.share(samples)
-    assert alone.count_repeated(samples) == 0
     assert all(alone.owns(sample) for sample in samples)
     assert alone.add([1.5, 2.0]) == [1.5, 2.0]
     assert alone.join_texts(["a\nb", "ü"]) == ["a\nb", "ü"]
     assert alone.any(True)
     assert not alone.any(False)
-
-
-def test_every_figure_of_a_step_is_merged_or_common() -> None:
-    """A new one must be in one of the lists, or ranks would report their share of it."""
-    names = [field.name for field in fields(StepTotals)]
-    assert sorted(names) == sorted((*SUMMED, *OPTIONAL, *COMMON, *JOINED))
-    admitted = {"tokens", "captured", "refused", "refused_at_once", "gate_norm", "other_most"}
-    assert set(vars(step._Totals())) == {*step._SUMMED, *admitted}

@@ -74,7 +74,7 @@ def test_a_restored_trainer_continues_bit_for_bit_and_its_weights_are_the_master
     trainer = make_trainer(weights, **BF16)
     rollouts = make_rollouts()
     trainer.step(rollouts)
-    saved = checkpoint.save(trainer, tmp_path, step=1, state={"metrics": {}}, keep=1)
+    saved = checkpoint.save(trainer, tmp_path, step=1, state={"metrics": {}})
     plain = dict(load_plain(saved.path).named_parameters())
     for name, master in masters(trainer).items():
         assert torch.equal(plain[name], master), name
@@ -167,7 +167,7 @@ def test_a_checkpoint_names_the_precision_in_which_its_policy_acts(
     dense: Path, tmp_path: Path
 ) -> None:
     trainer = make_trainer(dense, **BF16)
-    saved = checkpoint.save(trainer, tmp_path, step=1, state={}, keep=1)
+    saved = checkpoint.save(trainer, tmp_path, step=1, state={})
     config = (saved.path / "config.json").read_text()
     assert '"dtype": "bfloat16"' in config
     tensors = load_file(saved.path / "model.safetensors")
