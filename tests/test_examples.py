@@ -1,4 +1,6 @@
-"""The examples, run as their README or their cells say; ``test_guides.py`` runs the other two."""
+"""The examples, run as their README or their cells say; ``test_guides.py`` runs two, and
+``test_gateway_nginx.py`` one.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ def follow_readme(place: Path) -> list[str]:
 def test_every_example_is_on_the_page_and_run_by_a_test() -> None:
     folders = {path.name for path in EXAMPLES.iterdir() if path.is_dir()}
     page = (EXAMPLES / "README.md").read_text("utf-8")
-    tests = "".join((ROOT / "tests" / f"test_{of}.py").read_text() for of in ("examples", "guides"))
+    files = [f"test_{of}.py" for of in ("examples", "guides", "gateway_nginx")]
+    tests = "".join((ROOT / "tests" / file).read_text() for file in files)
     for folder in folders:
         assert f"]({folder}/" in page, folder
         assert f'"{folder}"' in tests, folder

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from conf.sections.section import BaseUrl, Port, Section
+
+LAST_PORT = 65535
 
 
 class GatewayLimitsConfig(Section):
@@ -51,17 +53,31 @@ class GatewayConfig(Section):
 
     host: str
     port: Port
-    """0: any free port."""
+    """With ``replicas`` the first of as many; 0: any free ones."""
     public_url: BaseUrl | None
     """URL at which sandboxes on other machines reach it (a public address, a tunnel); null: only
     sandboxes of this machine reach it.
     """
     replicas: Annotated[int, Field(ge=1, le=64)]
-    """Processes that share the sessions behind the one address."""
-    metrics_port: Annotated[int, Field(ge=1, le=65535)] | None
-    """Port on 127.0.0.1 with figures for Prometheus; null: none."""
+    """Processes that share the sessions, each at its own port."""
+    metrics_port: Annotated[int, Field(ge=1, le=LAST_PORT)] | None
+    """Port on 127.0.0.1 with figures for Prometheus, the first of as many as ``replicas``; null:
+    none.
+    """
     ping_s: PositiveFloat
     """Seconds between SSE pings while the engine works."""
     record_wire: bool
     """Store each turn's request and answer as they were on the wire, secrets out."""
     limits: GatewayLimitsConfig
+
+    @model_validator(mode="after")
+    def _check_ports(self) -> Self:
+        """Each process has its own: ``gateway.port``, and those after it."""
+        for key, first in (("port", self.port), ("metrics_port", self.metrics_port)):
+            if first and first + self.replicas - 1 > LAST_PORT:
+                raise ValueError(
+                    f"gateway.{key}={first} with gateway.replicas={self.replicas} needs ports up "
+                    f"to {first + self.replicas - 1}: choose one up to "
+                    f"{LAST_PORT + 1 - self.replicas}"
+                )
+        return self

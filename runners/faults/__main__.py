@@ -6,4 +6,4 @@ from runners.faults.wiring import pop_gateway_hooks
 from runners.gateway.__main__ import main
 
 if __name__ == "__main__":
-    raise SystemExit(main(pop_gateway_hooks, "runners.faults"))
+    raise SystemExit(main(pop_gateway_hooks))

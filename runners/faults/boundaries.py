@@ -29,7 +29,6 @@ from runners.faults.tools_inside import GARBAGE
 from runners.gateway.client import GatewayAdmin
 from runners.gateway.gateway_error import GatewayError
 from runners.gateway.registry import SessionEntry
-from runners.gateway.replicas.peers import Peers
 from runners.gateway.server import GatewayServer
 from runners.observe.metrics import MetricsWriter
 from runners.sandboxes.contract import CommandResult, Sandbox, SandboxBackend, SandboxError
@@ -144,11 +143,9 @@ _request: ContextVar[web.BaseRequest | None] = ContextVar("request", default=Non
 class DroppingServer(GatewayServer):
     """A gateway's server that lets a fault of a turn find the connection of its client."""
 
-    def make_http_server(
-        self, only: SessionEntry | None = None, peers: Peers | None = None
-    ) -> web.Server:
+    def make_http_server(self, only: SessionEntry | None = None) -> web.Server:
         """Return a protocol factory for a listener; see ``GatewayServer.make_http_server``."""
-        server = super().make_http_server(only, peers)
+        server = super().make_http_server(only)
         answer = server.request_handler
 
         async def handle(request: web.BaseRequest) -> web.StreamResponse:

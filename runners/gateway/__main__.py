@@ -17,7 +17,6 @@ import uvloop
 from conf.errors import AgentrlError
 from runners.diagnostics.diagnostics import install_diagnostics
 from runners.gateway.garbage import COLLECTOR
-from runners.gateway.replicas.serve import serve_replicas
 from runners.gateway.service import NO_HOOKS, GatewayHooks, serve
 from runners.gateway.settings import GatewaySettings
 from runners.processes.service import announce, receive_settings, wait_for_parent_exit
@@ -34,10 +33,9 @@ PopHooks = Callable[[dict[str, Any]], GatewayHooks]
 """Takes from the received settings what is not the gateway's own, and makes its hooks of it."""
 
 
-async def run(pop_hooks: PopHooks, module: str) -> None:
+async def run(pop_hooks: PopHooks) -> None:
     """Serve until SIGTERM, or until the parent is gone."""
     received = receive_settings()
-    sent = dict(received)
     hooks = pop_hooks(received)
     settings = GatewaySettings.model_validate(received)
     stop = asyncio.Event()
@@ -54,10 +52,7 @@ async def run(pop_hooks: PopHooks, module: str) -> None:
         with install_diagnostics(
             settings.run_dir, name, watchdog_s=settings.watchdog_s, report=_log.warning
         ):
-            if settings.replicas == 1:
-                await serve(settings, announce=announce_frozen, stop=stop, hooks=hooks)
-            else:
-                await serve_replicas(settings, module, sent, announce=announce_front, stop=stop)
+            await serve(settings, announce=announce_frozen, stop=stop, hooks=hooks)
     finally:
         watch.cancel()
 
@@ -70,25 +65,14 @@ def announce_frozen(info: dict[str, Any]) -> None:
     announce(info)
 
 
-def announce_front(info: dict[str, Any]) -> None:
-    """Announce the front of several processes, which holds no session: what survives a collection
-    there is little, and no session's end says when to look through it again.
-    """
-    COLLECTOR.leave_out()
-    announce(info)
-
-
-def main(pop_hooks: PopHooks = lambda settings: NO_HOOKS, module: str = "runners.gateway") -> int:
-    """Return the process's exit code; the reason of a failure goes to stderr.
-
-    ``module``: the program that calls this, which each of several replicas runs too.
-    """
+def main(pop_hooks: PopHooks = lambda settings: NO_HOOKS) -> int:
+    """Return the process's exit code; the reason of a failure goes to stderr."""
     logging.basicConfig(
         format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO
     )
     sys.setswitchinterval(SWITCH_S)
     try:
-        uvloop.run(run(pop_hooks, module))
+        uvloop.run(run(pop_hooks))
     except AgentrlError as error:
         with suppress(
             OSError

@@ -10,12 +10,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from runners.engines.resilient import ResilientEngine
-from runners.gateway.admin_routes import IDEMPOTENCY, PLACE, ROUTES, SESSION_ID
+from runners.gateway.admin_routes import IDEMPOTENCY, ROUTES, SESSION_ID
 from runners.gateway.dialects.body import parse_body
 from runners.gateway.openapi import describe_routes
 from runners.gateway.refusal import RefusalKind, Refused
 from runners.gateway.registry import SessionRegistry
-from runners.gateway.session_rollouts import RolloutPlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +26,6 @@ class AdminCall:
     body: Any
     """As the route's ``body``; None if it has none."""
     idempotency_key: str
-    place: str
-    """Header ``PLACE``, "" if there is none."""
 
 
 class AdminApi:
@@ -37,6 +34,8 @@ class AdminApi:
     def __init__(self, registry: SessionRegistry, engine: ResilientEngine) -> None:
         self._registry = registry
         self._engine = engine
+        self.control = ""
+        """Path of the control socket; set by who opens it, before anything is served."""
 
     async def answer(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str]
@@ -45,18 +44,15 @@ class AdminApi:
         for route in ROUTES:
             if route.method == method and (found := _match(route.path, path)) is not None:
                 parsed = parse_body(route.body, body or b"{}") if route.body else None
-                call = AdminCall(
-                    found, parsed, headers.get(IDEMPOTENCY, ""), headers.get(PLACE, "")
-                )
+                call = AdminCall(found, parsed, headers.get(IDEMPOTENCY, ""))
                 answered: Mapping[str, Any] = await getattr(self, route.name)(call)
                 return answered
         raise Refused(RefusalKind.UNKNOWN, f"no such endpoint: {method} /admin{path}")
 
     async def create_session(self, call: AdminCall) -> Mapping[str, Any]:
         """Create a session; its key is what a program uses as its API key."""
-        place = RolloutPlace.from_text(call.place) if call.place else None
-        entry = await self._registry.create(call.body, call.idempotency_key, place)
-        return {"session_id": entry.session.id, "api_key": entry.key}
+        entry = await self._registry.create(call.body, call.idempotency_key)
+        return {"session_id": entry.session.id, "api_key": entry.key, "control": self.control}
 
     async def read_session(self, call: AdminCall) -> Mapping[str, Any]:
         """Return the state and the counters of a session."""
@@ -79,10 +75,6 @@ class AdminApi:
         """Let generations begin again."""
         self._engine.resume()
         return {}
-
-    async def read_metrics(self, call: AdminCall) -> Mapping[str, Any]:
-        """Return sums over all sessions of this process; Prometheus reads gateway.metrics_port."""
-        return measure(self._registry, self._engine)
 
     async def describe(self, call: AdminCall) -> Mapping[str, Any]:
         """Return this document."""

@@ -118,6 +118,8 @@ class CreatedSession(AdminBody):
     session_id: str
     api_key: str
     """Opens this session alone, on the agents' endpoints alone."""
+    control: str
+    """The gateway's socket for sandboxes of its machine that have no network."""
 
 
 @_fields_of(SessionCounters)

@@ -25,10 +25,6 @@ IDEMPOTENCY = "idempotency-key"
 """Header: two requests with the same key create one session (IETF
 draft-ietf-httpapi-idempotency-key-header).
 """
-PLACE = "x-agentrl-place"
-"""Header: the place of a session's rollout. The front of several gateway processes sets it, since
-the members of a group are at different processes.
-"""
 SESSION_ID = "{session_id}"
 """Place of a session's id in a path."""
 
@@ -62,6 +58,5 @@ ROUTES = (
     ),
     AdminRoute("POST", "/pause", "pause", Paused, PauseRequest),
     AdminRoute("POST", "/resume", "resume", Nothing),
-    AdminRoute("GET", "/metrics", "read_metrics", None),
     AdminRoute("GET", "/openapi.json", "describe", None),
 )

@@ -2,14 +2,21 @@
 
 Every call can be repeated safely, and is while no connection holds: creating a session carries an
 idempotency key, the others are idempotent by themselves.
+
+A gateway may be several processes (``replicas``). The client chooses one for each session that it
+creates, and sends that session's later calls there.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import secrets
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -30,11 +37,32 @@ TRIES = 4
 """Connections per call, within about two seconds: a gateway that is gone does not come back."""
 
 
+@dataclass(frozen=True, slots=True)
+class SessionHome:
+    """The gateway process in which a session lives."""
+
+    url: str
+    control: Path
+    """Its control socket, for sandboxes of this machine without a network."""
+
+
 class GatewayAdmin:
     """A client of one gateway; closed exactly once. Every call raises GatewayError."""
 
-    def __init__(self, url: str, admin_key: str, *, deadline_s: float = DEADLINE_S) -> None:
-        self.url = url.rstrip("/")
+    def __init__(
+        self, urls: str | Sequence[str], admin_key: str, *, deadline_s: float = DEADLINE_S
+    ) -> None:
+        """``urls``: those of all its processes."""
+        given = [urls] if isinstance(urls, str) else urls
+        self.urls = tuple(url.rstrip("/") for url in given)
+        self.admin_key = admin_key
+        self._homes: dict[str, SessionHome] = {}
+        """Of the sessions that were created here, by id."""
+        self._open: Counter[str] = Counter()
+        """Sessions that were created here and are not deleted, by URL."""
+        self._paused = False
+        self._pausing = asyncio.Lock()
+        """A process that was started again must not be opened while a pause begins."""
         self._headers = {"authorization": f"Bearer {admin_key}", "content-type": "application/json"}
         self._deadline_s = deadline_s
         self._client: aiohttp.ClientSession | None = None
@@ -52,8 +80,9 @@ class GatewayAdmin:
     ) -> tuple[str, str]:
         """Create a session; return its id and API key.
 
-        An id that was ever used is refused with status 409. The idempotency key lets a retry after
-        a lost reply return the session that the first request created.
+        It lives where this client has the fewest sessions, among the processes that are there. An
+        id that was ever used is refused with status 409. The idempotency key lets a retry after a
+        lost reply return the session that the first request created.
         """
         wanted = {
             "session_id": session_id,
@@ -66,12 +95,30 @@ class GatewayAdmin:
         }
         body = {name: value for name, value in wanted.items() if value is not None}
         headers = {"idempotency-key": secrets.token_urlsafe(16)}
-        created = await self._request("POST", "/admin/sessions", body, headers=headers)
-        return created["session_id"], created["api_key"]
+        # By chance among equals: clients of several machines all begin with no session.
+        order = sorted(self.urls, key=lambda url: (self._open[url], random.random()))
+        for url in order:
+            self._open[url] += 1  # now: those that are created meanwhile go elsewhere
+            try:
+                created = await self._request("POST", url, "/admin/sessions", body, headers=headers)
+            except BaseException as error:
+                self._open[url] -= 1
+                is_elsewhere = isinstance(error, GatewayError) and error.unconnected
+                if not is_elsewhere or url == order[-1]:
+                    raise
+            else:
+                break
+        made: str = created["session_id"]
+        self._homes[made] = SessionHome(url, Path(created["control"]))
+        return made, created["api_key"]
+
+    def home(self, session_id: str) -> SessionHome:
+        """Return where a session lives that this client has created and not deleted."""
+        return self._homes[session_id]
 
     async def stats(self, session_id: str) -> dict[str, Any]:
         """Return a session's counters."""
-        return await self._request("GET", f"/admin/sessions/{session_id}")
+        return await self._request_of("GET", session_id)
 
     async def finish(
         self, session_id: str, reward: float | None = None, *, segments: bool = True
@@ -83,15 +130,18 @@ class GatewayAdmin:
         body: dict[str, Any] = {} if segments else {"segments": False}
         if reward is not None:
             body["reward"] = reward
-        return await self._request("POST", f"/admin/sessions/{session_id}/finish", body)
+        return await self._request_of("POST", session_id, "/finish", body)
 
     async def delete(self, session_id: str) -> None:
         """End a session and make the gateway forget it; one that it does not know is no error."""
         try:
-            await self._request("DELETE", f"/admin/sessions/{session_id}")
+            await self._request_of("DELETE", session_id)
         except GatewayError as error:
             if error.status != 404:
                 raise
+        finally:
+            if (home := self._homes.pop(session_id, None)) is not None:
+                self._open[home.url] -= 1
 
     async def pause(self, deadline_s: float, *, keep: bool = False) -> PauseResult:
         """Let no generation begin at the engine until ``resume``; return when none is there.
@@ -101,16 +151,36 @@ class GatewayAdmin:
         may have paused the gateway all the same.
         """
         body = {"deadline_s": deadline_s, "keep": keep}
-        return PauseResult(**await self._request("POST", "/admin/pause", body, longer_s=deadline_s))
+        async with self._pausing:
+            self._paused = True
+            answers = await self._request_all("POST", "/admin/pause", body, longer_s=deadline_s)
+        total: Counter[str] = Counter()
+        for answer in answers:
+            total.update(answer)
+        return PauseResult(total["finished"], total["aborted"], total["kept"])
 
     async def resume(self) -> None:
         """Let generations begin again."""
-        await self._request("POST", "/admin/resume")
+        async with self._pausing:
+            self._paused = False
+            await self._request_all("POST", "/admin/resume")
+
+    async def open_replica(self, url: str) -> None:
+        """Let generations begin in a process that was just started, unless all are paused now."""
+        async with self._pausing:
+            if self._paused:
+                return
+            try:
+                await self._request("POST", url, "/admin/resume")
+            except GatewayError as error:
+                if not error.unconnected:  # else it has ended again
+                    raise
 
     async def healthy(self) -> bool:
-        """Return whether the gateway answers."""
+        """Return whether all of the gateway answers."""
         try:
-            await self._request("GET", "/health")
+            for url in self.urls:
+                await self._request("GET", url, "/health")
         except GatewayError:
             return False
         return True
@@ -119,15 +189,15 @@ class GatewayAdmin:
         """Return whether this gateway answers at ``url``; None if nothing answers there, which does
         not exclude that a sandbox elsewhere reaches it.
         """
-        mine = await self._request("GET", "/health")
+        mine = {answer["instance"] for answer in await self._request_all("GET", "/health")}
         there = GatewayAdmin(url, "", deadline_s=min(PROBE_S, self._deadline_s))
         try:
-            found = await there._request("GET", "/health")
+            found = await there._request("GET", url, "/health")
         except GatewayError as error:
             return None if error.status is None else False
         finally:
             await there.close()
-        return bool(found.get("instance") == mine["instance"])
+        return found.get("instance") in mine
 
     async def close(self) -> None:
         """Close the connections."""
@@ -135,9 +205,52 @@ class GatewayAdmin:
             await self._client.close()
             self._client = None
 
+    async def _request_of(
+        self, method: str, session_id: str, tail: str = "", body: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Ask the process of a session; all of them if another client has created it."""
+        home, path = self._homes.get(session_id), f"/admin/sessions/{session_id}{tail}"
+        *others, last = [home.url] if home is not None else self.urls
+        for url in others:
+            try:
+                return await self._request(method, url, path, body)
+            except GatewayError as error:
+                if error.status not in (None, 404):  # it lives there
+                    raise
+        return await self._request(method, last, path, body)
+
+    async def _request_all(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        longer_s: float = 0.0,
+    ) -> list[dict[str, Any]]:
+        """Ask every process at once; of several, those that are there: one that is gone has no
+        generation at the engine any more, and begins paused when it is started again.
+        """
+        answers = await asyncio.gather(
+            *(self._request(method, url, path, body, longer_s=longer_s) for url in self.urls),
+            return_exceptions=True,
+        )
+        found: list[dict[str, Any]] = []
+        gone: GatewayError | None = None
+        for answer in answers:
+            if isinstance(answer, GatewayError) and answer.unconnected:
+                gone = answer
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                found.append(answer)
+        if not found and gone is not None:
+            raise gone
+        return found
+
     async def _request(
         self,
         method: str,
+        url: str,
         path: str,
         body: Mapping[str, Any] | None = None,
         *,
@@ -157,7 +270,7 @@ class GatewayAdmin:
                 while True:
                     try:
                         async with self._client.request(
-                            method, self.url + path, data=data, headers=sent
+                            method, url + path, data=data, headers=sent
                         ) as response:
                             raw = await response.read()
                         break
@@ -168,11 +281,12 @@ class GatewayAdmin:
                         await asyncio.sleep(backoff_s(failures))
             if response.status != 200:
                 raise _refused(method, path, response.status, raw)
-            return _document(raw, f"{method} {path} at {self.url}")
+            return _document(raw, f"{method} {path} at {url}")
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise GatewayError(
-                f"the gateway at {self.url} does not answer {method} {path}: "
-                f"{str(error) or type(error).__name__}"
+                f"the gateway at {url} does not answer {method} {path}: "
+                f"{str(error) or type(error).__name__}",
+                unconnected=isinstance(error, aiohttp.ClientConnectorError),
             ) from error
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -19,7 +18,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from runners.gateway.refusal import OverLimit
-from runners.gateway.request_limits import LINES, LineBudget, SessionBudget
+from runners.gateway.request_limits import LineBudget, SessionBudget
 
 MAX_UNKNOWN = 256
 """Connections without an owner at once."""
@@ -63,7 +62,7 @@ class ConnectionTable:
 class ClientConnection(web.RequestHandler):
     """aiohttp's protocol of one connection, which counts itself."""
 
-    __slots__ = ("_lines", "_lines_elsewhere", "_listener_owner", "_owner", "_table")
+    __slots__ = ("_lines", "_listener_owner", "_owner", "_table")
 
     def __init__(
         self,
@@ -78,7 +77,6 @@ class ClientConnection(web.RequestHandler):
         self._owner: SessionBudget | None = None
         self._lines: LineBudget | None = LineBudget(UNKNOWN_LINES)
         """Its own until it has an owner; None: it is the admin's, who may send any number."""
-        self._lines_elsewhere: LineBudget | None = None
 
     def data_received(self, data: bytes) -> None:
         """See ``asyncio.Protocol``; ends a connection that sends too many lines, before they are
@@ -126,24 +124,6 @@ class ClientConnection(web.RequestHandler):
         elif owner is not self._owner:
             self._set_owner(owner)
         self._table.remove(self)
-
-    @contextmanager
-    def answered_elsewhere(self) -> Iterator[None]:
-        """Let it stay open while another process answers a request on it. After that it is one on
-        which no key has come again, if no own session's has: nobody counts it.
-        """
-        self._table.remove(self)
-        try:
-            yield
-        finally:
-            if self.transport is not None and self._owner is None and self._lines is not None:
-                self._table.add(self)
-
-    def accept_elsewhere(self) -> None:
-        """Let it send as many lines as a session may: its key is one of another process."""
-        if self._owner is None and self._lines is not None:
-            self._lines_elsewhere = self._lines_elsewhere or LineBudget(LINES)
-            self._lines = self._lines_elsewhere
 
     def abort(self) -> None:
         """End it without sending what is left."""

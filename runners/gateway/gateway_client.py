@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -49,6 +49,7 @@ class AttachedSession:
     """
 
     def __init__(self, gateway: GatewayClient, session_id: str, api_key: str) -> None:
+        """``gateway``: a client of the process in which the session lives."""
         self.id = session_id
         self.base_url = gateway.url
         self.api_key = api_key
@@ -80,8 +81,10 @@ class AttachedSession:
 class GatewayClient:
     """A running ``agentrl gateway``. It keeps no connection, and can be used from any thread."""
 
-    def __init__(self, url: str, admin_key: str) -> None:
-        self.url = url.rstrip("/")
+    def __init__(self, url: str | Sequence[str], admin_key: str) -> None:
+        """``url``: as announced; with ``gateway.replicas`` all ``urls``."""
+        self._urls = [url] if isinstance(url, str) else list(url)
+        self.url = self._urls[0].rstrip("/")
         self._admin_key = admin_key
 
     @contextmanager
@@ -99,8 +102,9 @@ class GatewayClient:
 
         It is finished when the block ends, and cancelled if an exception ends it.
         """
-        made, key = self.call(
-            lambda admin: admin.create_session(
+
+        async def create(admin: GatewayAdmin) -> tuple[str, str, str]:
+            made, key = await admin.create_session(
                 session_id,
                 task=task,
                 seed=seed,
@@ -108,21 +112,24 @@ class GatewayClient:
                 max_turns=max_turns,
                 max_context_tokens=max_context_tokens,
             )
-        )
-        session = AttachedSession(self, made, key)
+            return made, key, admin.home(made).url
+
+        made, key, url = self.call(create)
+        home = GatewayClient(url, self._admin_key)
+        session = AttachedSession(home, made, key)
         try:
             yield session
             if session.finished is None:
                 session.finish()
         finally:
             with suppress(GatewayError):  # what is stored stays, and another error is on its way
-                self.call(lambda admin: admin.delete(made))
+                home.call(lambda admin: admin.delete(made))
 
     def call(self, request: Callable[[GatewayAdmin], Coroutine[Any, Any, T]]) -> T:
         """Return the result of a call of the admin API."""
 
         async def run() -> T:
-            admin = GatewayAdmin(self.url, self._admin_key)
+            admin = GatewayAdmin(self._urls, self._admin_key)
             try:
                 return await request(admin)
             finally:

@@ -126,20 +126,14 @@ class SessionRegistry:
             )
         return entry
 
-    async def create(
-        self,
-        wanted: SessionRequest,
-        idempotency_key: str = "",
-        place: RolloutPlace | None = None,
-    ) -> SessionEntry:
+    async def create(self, wanted: SessionRequest, idempotency_key: str = "") -> SessionEntry:
         """Create a session and its key, or return the one that this idempotency key created.
 
-        ``place``: that of its rollout, if it was given one already. Raises Refused if the id was
-        ever used, or if a limit exceeds the model's.
+        Raises Refused if the id was ever used, or if a limit exceeds the model's.
         """
         creation = self._creations.get(idempotency_key)
         if creation is None:
-            entry, facts = self._new_entry(wanted, idempotency_key, place)
+            entry, facts = self._new_entry(wanted, idempotency_key)
             creation = asyncio.create_task(self._store(entry, facts))
             creation.add_done_callback(_read_exception)
             if idempotency_key:
@@ -148,7 +142,7 @@ class SessionRegistry:
         return await asyncio.shield(creation)
 
     def _new_entry(
-        self, wanted: SessionRequest, idempotency_key: str, place: RolloutPlace | None
+        self, wanted: SessionRequest, idempotency_key: str
     ) -> tuple[SessionEntry, dict[str, Any]]:
         """Return a session that holds its id but cannot be used yet, and the facts to store."""
         session_id = wanted.session_id or make_session_id()
@@ -169,7 +163,8 @@ class SessionRegistry:
             max_turns=wanted.max_turns or self._services.limits.turns,
             seed=wanted.seed,
         )
-        if self._rollouts is not None and place is None:
+        place = None
+        if self._rollouts is not None:
             place = self._rollouts.places.take(wanted.task or session_id)
         entry = SessionEntry(session, self._make_key(), idempotency_key, place)
         self._by_id[session_id] = entry
@@ -181,6 +176,7 @@ class SessionRegistry:
             "max_context_tokens": limit,
             "max_turns": wanted.max_turns,
             "created_at": time.time(),
+            **(place.to_facts() if place else {}),
         }
 
     async def _store(self, entry: SessionEntry, facts: dict[str, Any]) -> SessionEntry:

@@ -41,7 +41,6 @@ from runners.gateway.in_flight import InFlightTurn
 from runners.gateway.program_environment import MODEL
 from runners.gateway.refusal import OverLimit, RefusalKind, Refused
 from runners.gateway.registry import SessionEntry, SessionRegistry
-from runners.gateway.replicas.peers import Peers
 from runners.gateway.request_limits import RequestBudget
 from runners.gateway.session import Session
 from runners.sandboxes.agent_process import AgentProcess
@@ -77,7 +76,7 @@ class GatewayServer:
     ) -> None:
         self.registry = registry
         self._engine = engine
-        self._admin_api = AdminApi(registry, engine)
+        self.admin_api = AdminApi(registry, engine)
         self._admin_key = admin_key.encode()
         self._instance = secrets.token_hex(8)
         """Tells this process from another gateway that answers under its address."""
@@ -89,20 +88,11 @@ class GatewayServer:
         """Connections that were found to be an agent program's."""
         self._connections = ConnectionTable(client_s=limits.client_s)
 
-    def make_http_server(
-        self, only: SessionEntry | None = None, peers: Peers | None = None
-    ) -> web.Server:
-        """Return a protocol factory for a listener.
-
-        ``only``: the session that it belongs to; ``peers`` answer the requests that are for them.
-        """
-
-        async def answer(request: web.BaseRequest) -> web.StreamResponse:
-            elsewhere = await peers.answer(request) if peers else None
-            return elsewhere or await self._route(request, only)
+    def make_http_server(self, only: SessionEntry | None = None) -> web.Server:
+        """Return a protocol factory for a listener; ``only``: the session that it belongs to."""
 
         async def handle(request: web.BaseRequest) -> web.StreamResponse:
-            response = await answer_safely(request, lambda: answer(request))
+            response = await answer_safely(request, lambda: self._route(request, only))
             self.registry.counts.answers[str(response.status)] += 1
             return response
 
@@ -282,9 +272,9 @@ class GatewayServer:
             await response.write_eof(frames)
         return response
 
-    async def read_metrics(self) -> dict[str, dict[str, Any]]:
-        """Return what this process counts, as the first and only one."""
-        return {"0": measure(self.registry, self._engine)}
+    def read_metrics(self) -> dict[str, Any]:
+        """Return what this process counts."""
+        return measure(self.registry, self._engine)
 
     async def _admin(self, request: web.BaseRequest, method: str, path: str) -> web.StreamResponse:
         # in constant time, so that the duration of the comparison reveals nothing of the key
@@ -295,7 +285,7 @@ class GatewayServer:
         _connection(request).accept(None)
         body = b"".join(await read_body(request, self._limits))
         return json_answer(
-            await self._admin_api.answer(method, path.removeprefix("/admin"), body, request.headers)
+            await self.admin_api.answer(method, path.removeprefix("/admin"), body, request.headers)
         )
 
 

@@ -31,12 +31,10 @@ from runners.gateway.control import ControlSocket
 from runners.gateway.listening import end_connections, open_listener
 from runners.gateway.monitoring.endpoint import serve_metrics
 from runners.gateway.registry import SessionRegistry, make_key
-from runners.gateway.replicas.handed_over import serve_handed_over
 from runners.gateway.replicas.session_key import make_replica_key
-from runners.gateway.replicas.shared_rate import SharedTokenBucket
 from runners.gateway.server import GatewayServer
 from runners.gateway.session import SessionServices
-from runners.gateway.session_rollouts import SessionRollouts
+from runners.gateway.session_rollouts import RolloutPlaces, SessionRollouts
 from runners.gateway.settings import GatewaySettings
 from runners.gateway.text_pool import TextPool
 from runners.gateway.text_work import make_text_work
@@ -100,11 +98,12 @@ async def serve(
         compaction_window=settings.compaction_window,
         wire_secrets=find_environment_secrets() if settings.record_wire else None,
     )
+    places = RolloutPlaces(replica) if settings.keep_rollouts else None
     registry = SessionRegistry(
         services,
         settings.sampling,
         max_context_tokens=settings.max_context_tokens,
-        rollouts=SessionRollouts(turn_log) if settings.keep_rollouts else None,
+        rollouts=SessionRollouts(turn_log, places) if places else None,
         make_key=partial(make_replica_key, replica.number) if replica else make_key,
     )
     raise_descriptor_limit()
@@ -113,13 +112,15 @@ async def serve(
         registry, engine, admin_key=admin_key, ping_s=settings.ping_s, limits=settings.limits
     )
     try:
-        await turn_log.open(partial(_open_store, settings))
+        await turn_log.open(partial(_open_store, settings, places))
+        if replica is not None:  # all may be paused now: who started it says when to begin
+            await engine.pause(0.0)
         async with (
+            _control_socket(server) as path,
             _listening(server, settings) as url,
-            _control_socket(server, settings) as path,
-            serve_handed_over(server.make_http_server, settings),
             serve_metrics(
-                settings.metrics_port if replica is None else None,
+                settings.metrics_port,
+                replica.number if replica else 0,
                 server.read_metrics,
                 patience_s=settings.port_patience_s,
             ),
@@ -182,17 +183,15 @@ def _engine(
             version_offset=settings.version_offset,
         )
         abort = served.abort
-    replica = settings.replica
-    # The limits are those of all replicas together. The rate is one that they share. The calls in
-    # flight are split: each has its part of the maximum, and of what a round trip adds, so that all
-    # together grow as one gateway does, and decrease as clients that share a service do (AIMD).
-    parts = replica.of if replica else 1
-    rate = settings.engine_calls_per_s
+    # Each of several processes has its part of the maximum in flight, and of what a round trip
+    # adds, so that all together grow as one gateway does, and decrease as clients that share a
+    # service do (AIMD).
+    parts = settings.replica.of if settings.replica else 1
     return ResilientEngine(
         hooks.wrap_engine(client, turn_log),
         attempts=settings.engine_attempts,
         deadline_s=settings.turn_s,
-        bucket=SharedTokenBucket(rate, replica.rate) if replica else TokenBucket(rate),
+        bucket=TokenBucket(settings.engine_calls_per_s),
         admission=Admission(MAX_ENGINE_CALLS // parts, adaptive=settings.adaptive, gain=1 / parts),
         abort=abort,
         continue_aborted=settings.continue_aborted,
@@ -209,11 +208,13 @@ def _server_parsers(settings: GatewaySettings) -> ServerParsers:
     )
 
 
-def _open_store(settings: GatewaySettings) -> TurnLog:
+def _open_store(settings: GatewaySettings, places: RolloutPlaces | None) -> TurnLog:
     store = RunStore.open(settings.run_dir)
     writer = settings.replica.number if settings.replica else 0
     try:
         store.claim_arrays(settings.store_patience_s, writer=writer)
+        if places is not None:
+            places.recall(store.sessions().values())
     except BaseException:
         store.close()
         raise
@@ -233,10 +234,10 @@ async def _listening(server: GatewayServer, settings: GatewaySettings) -> AsyncI
 
 
 @asynccontextmanager
-async def _control_socket(server: GatewayServer, settings: GatewaySettings) -> AsyncIterator[str]:
-    place = settings.replica.control_place if settings.replica else None
-    control = ControlSocket(server.serve_listener, place)
+async def _control_socket(server: GatewayServer) -> AsyncIterator[str]:
+    control = ControlSocket(server.serve_listener)
     control.start()
+    server.admin_api.control = str(control.path)
     try:
         yield str(control.path)
     finally:

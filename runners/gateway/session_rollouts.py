@@ -7,15 +7,16 @@ caller says: a failure of the infrastructure is not a reward of 0.
 
 from __future__ import annotations
 
-import json
+import hashlib
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from runners.gateway.session import Session
+from runners.gateway.settings import ReplicaSettings
 from runners.gateway.turn_log import AsyncTurnLog
 from runners.store.run_store import RunStore
 from runners.trajectory.counters import STORED_COUNTERS
@@ -33,38 +34,55 @@ class RolloutPlace:
     task: str
     group: int
     member: int
+    replica: int = 0
+    """Number of its gateway process."""
     began: float = field(default_factory=time.monotonic)
 
-    def to_text(self) -> str:
-        """Return it in ASCII, without its time."""
-        return json.dumps([self.task, self.group, self.member])
-
-    @classmethod
-    def from_text(cls, text: str) -> RolloutPlace:
-        """Return a place that begins now, of ``to_text``."""
-        return cls(*json.loads(text))
+    def to_facts(self) -> dict[str, Any]:
+        """Return what is stored with the session, so that its rollout can be kept without us."""
+        return {"place": [self.task, self.group, self.member, self.replica]}
 
 
 class RolloutPlaces:
-    """Gives the sessions of a gateway their places, those of a task in one group."""
+    """Gives the sessions of a gateway their places, those of a task in one group.
 
-    def __init__(self) -> None:
+    Invariant: the processes of one gateway, which know nothing of each other, give the sessions of
+    a task the same group and different members, also those that were started again.
+    """
+
+    def __init__(self, replica: ReplicaSettings | None = None) -> None:
+        self._number, self._of = (replica.number, replica.of) if replica else (0, 1)
         self._groups: dict[str, int] = {}
         """By task."""
         self._members: Counter[str] = Counter()
 
+    def recall(self, sessions: Iterable[Mapping[str, Any]]) -> None:
+        """Note the places that this process gave before it was started again."""
+        for facts in sessions:
+            task, group, _, number = facts["place"]
+            if number == self._number:
+                self._groups[task] = group
+                self._members[task] += 1
+
     def take(self, task: str) -> RolloutPlace:
         """Return the next place in the task's group."""
-        group = self._groups.setdefault(task, len(self._groups))
+        group = self._groups.setdefault(task, self._make_group(task))
+        member = self._members[task] * self._of + self._number
         self._members[task] += 1
-        return RolloutPlace(task, group, self._members[task] - 1)
+        return RolloutPlace(task, group, member, self._number)
+
+    def _make_group(self, task: str) -> int:
+        if self._of == 1:
+            return len(self._groups)
+        # 48 bits: exact in JSON, and two tasks of a run have never the same
+        return int.from_bytes(hashlib.sha256(task.encode()).digest()[:6])
 
 
 class SessionRollouts:
     """The rollouts of one gateway's run; changed by its registry."""
 
-    def __init__(self, turn_log: AsyncTurnLog) -> None:
-        self.places = RolloutPlaces()
+    def __init__(self, turn_log: AsyncTurnLog, places: RolloutPlaces) -> None:
+        self.places = places
         self._turn_log = turn_log
 
     async def keep(
@@ -122,16 +140,18 @@ def make_record(
     )
 
 
-def keep_lost(run_dir: Path, lost: Mapping[str, RolloutPlace]) -> None:
+def keep_lost(run_dir: Path, replica: int) -> None:
     """Store the sessions of a gateway process that has died as rollouts, with the turns that it had
     stored; those that it had ended are kept already. Blocks; raises StoreError.
     """
     text = "its process of the gateway died before it was finished"
     outcome = Outcome(OutcomeCode.INFRA_GATEWAY, Stage.HARNESS, text)
     with RunStore.open(run_dir) as store:
-        for session_id, place in lost.items():
-            is_made = store.query("SELECT 1 FROM session WHERE session_id = ?", (session_id,))
-            if is_made and store.rollout(session_id) is None:
+        for session_id, facts in store.sessions().items():
+            task, group, member, number = facts["place"]
+            if number == replica and store.rollout(session_id) is None:
+                began = time.monotonic() - (time.time() - facts["created_at"])
+                place = RolloutPlace(task, group, member, number, began)
                 summary = store.session_summary(session_id)
                 store.put_rollout(make_record(session_id, place, outcome, summary))
 

@@ -48,20 +48,14 @@ class SessionSampling:
 
 
 class ReplicaSettings(BaseModel):
-    """Position of one process among the replicas of a gateway; its front makes it."""
+    """Position of one process among the replicas of a gateway; ``ReplicaSet`` makes it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     number: NonNegativeInt
     of: PositiveInt
     admin_key: str
-    """The front's."""
-    channel: NonNegativeInt
-    """Descriptor of the socket from which the connections of clients come."""
-    rate: NonNegativeInt
-    """Descriptor of the file with the rate of engine calls that all replicas share."""
-    control_place: Path
-    """Parent of the control socket's directory."""
+    """That of all of them."""
 
 
 class GatewaySettings(BaseModel):
@@ -120,13 +114,11 @@ class GatewaySettings(BaseModel):
     port_patience_s: PositiveFloat = PATIENCE_S
     """The same for the port."""
     metrics_port: PositiveInt | None = None
-    """As in ``gateway``; the front of several processes serves it."""
+    """As in ``gateway``."""
     record_wire: bool = False
     """As in ``gateway``."""
-    replicas: PositiveInt = 1
-    """As in ``gateway``; more than 1 are served by a process of their own in front of them."""
     replica: ReplicaSettings | None = None
-    """Set for one of several."""
+    """Set for one of several processes, which begins paused."""
 
     @classmethod
     def from_config(
@@ -181,5 +173,4 @@ class GatewaySettings(BaseModel):
             keep_rollouts=keep_rollouts,
             metrics_port=config.gateway.metrics_port if monitored else None,
             record_wire=config.gateway.record_wire,
-            replicas=config.gateway.replicas,
         )

@@ -12,7 +12,7 @@ import importlib.util
 import logging
 import math
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from ipaddress import ip_address
@@ -25,6 +25,7 @@ from conf.schema import Config
 from conf.sections.executor import RayExecutorConfig
 from conf.sections.sandbox import ApptainerSandboxConfig, ContainerSandboxConfig
 from runners.diagnostics.attempt_progress import AttemptProgress
+from runners.gateway.client import GatewayAdmin
 from runners.processes.ledger import Ledger
 from runners.processes.recorder import StoreRecorder
 from runners.ray_workers.errors import ExecutorError, NodeLost
@@ -110,13 +111,13 @@ class RayExecutor:
     async def start(
         self,
         config: Config,
-        gateway: Mapping[str, Any],
+        gateway: GatewayAdmin,
         context: AttemptContext,
         recorder: StoreRecorder,
     ) -> None:
         """Get a worker ready on every node there is.
 
-        ``gateway`` is what the gateway announced; ``recorder`` stores what the attempts give;
+        ``gateway`` is the driver's client; ``recorder`` stores what the attempts give;
         ``context.backend`` ends what a lost node left at a provider. Raises ExecutorError with the
         reason of every node that cannot work; one that just leaves the cluster is no reason, as
         long as there is another.
@@ -125,15 +126,15 @@ class RayExecutor:
         own = isinstance(config.sandbox, ContainerSandboxConfig | ApptainerSandboxConfig)
         self._backend = None if own else context.backend
         self._recorder = recorder
-        announced, host = urlsplit(gateway["url"]), config.gateway.host
-        name = self._cluster.address if host in WILDCARDS else announced.hostname or host
-        url = f"http://{f'[{name}]' if ':' in name else name}:{announced.port}"
+        announced, host = [urlsplit(url) for url in gateway.urls], config.gateway.host
+        name = self._cluster.address if host in WILDCARDS else announced[0].hostname or host
+        name = f"[{name}]" if ":" in name else name
         tag = self._store.run_dir / "sandboxes" / "mark"
         self._settings = WorkerSettings(
             config=config,
-            gateway_url=url,
-            admin_key=gateway["admin_key"],
-            sandbox_gateway_url=config.gateway.public_url or url,
+            gateway_urls=tuple(f"http://{name}:{url.port}" for url in announced),
+            admin_key=gateway.admin_key,
+            public_url=config.gateway.public_url,
             run_tag=tag.read_text() if tag.exists() else None,
         )
         if not (nodes := await self._cluster.nodes()):
@@ -233,7 +234,10 @@ class RayExecutor:
         Raises ExecutorError if it cannot work there, NodeLost if it is gone before it is ready.
         """
         self._not_before[node.name] = math.inf
-        host, address = urlsplit(self._settings.gateway_url).hostname or "", self._cluster.address
+        host, address = (
+            urlsplit(self._settings.gateway_urls[0]).hostname or "",
+            self._cluster.address,
+        )
         if node.address != address and is_loopback(host):
             raise ExecutorError(
                 f"node {node.name} at {node.address} does not reach gateway.host={host}: set "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from pathlib import Path
@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from runners.gateway.control import BACKLOG, ControlSocket
+from runners.gateway.replicas.session_key import replica_of
 from runners.sandboxes.agent_process import AgentProcess
 
 CONNECT_S = 10.0
@@ -26,12 +27,10 @@ CHUNK_BYTES = 1 << 16
 class Relay:
     """A way to one gateway."""
 
-    def __init__(self, gateway_url: str, directory: Path) -> None:
-        """Make the control sockets in ``directory``."""
-        self._url = gateway_url
+    def __init__(self, gateway_urls: Sequence[str], directory: Path) -> None:
+        """Make the control sockets in ``directory``; ``gateway_urls``: by number of the process."""
+        self._urls = gateway_urls
         self._directory = directory
-        found = urlsplit(gateway_url)
-        self._address = found.hostname, found.port
 
     @asynccontextmanager
     async def control(self) -> AsyncIterator[Path]:
@@ -57,9 +56,10 @@ class Relay:
                 asked.set()
                 for each in agents:
                     each.admit_no_more()
-                await self._forward(reader, writer)
+                await self._forward(url, reader, writer)
 
-            await self._check_key(key)
+            url = self._urls[replica_of(key) or 0]
+            await self._check_key(url, key)
             server = await asyncio.start_server(forward, sock=listener, backlog=BACKLOG)
             servers.append(server)
             if agent is not None:
@@ -80,24 +80,29 @@ class Relay:
             for task in connections:  # closing a server leaves its connections open
                 task.cancel()
 
-    async def _check_key(self, key: str) -> None:
+    async def _check_key(self, url: str, key: str) -> None:
         """Raise ValueError or OSError unless the gateway knows the session key."""
         try:
             async with (
                 asyncio.timeout(CONNECT_S),
                 aiohttp.ClientSession(trust_env=False) as http,
-                http.get(f"{self._url}/v1/models", headers={"x-api-key": key}) as answer,
+                http.get(f"{url}/v1/models", headers={"x-api-key": key}) as answer,
             ):
                 if answer.status != HTTPStatus.OK:
                     raise ValueError(f"the gateway refuses its session key ({answer.status})")
         except aiohttp.ClientError as error:
             raise ConnectionError(f"the gateway does not answer: {error}") from error
 
-    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _forward(
+        self, url: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         """Forward one connection in both directions until either end closes it."""
+        address = urlsplit(url)
         try:
             async with asyncio.timeout(CONNECT_S):
-                from_gateway, to_gateway = await asyncio.open_connection(*self._address)
+                from_gateway, to_gateway = await asyncio.open_connection(
+                    address.hostname, address.port
+                )
         except (OSError, TimeoutError):
             writer.transport.abort()  # a reset: the agent's client retries, as it does without us
             return

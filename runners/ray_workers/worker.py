@@ -53,11 +53,11 @@ class WorkerSettings:
     """Settings of all workers; never written to disk, for the gateway's key is in them."""
 
     config: Config
-    gateway_url: str
-    """The gateway's address for nodes."""
+    gateway_urls: tuple[str, ...]
+    """The addresses of the gateway's processes for nodes, by their number."""
     admin_key: str = field(repr=False)
-    sandbox_gateway_url: str
-    """The gateway's address for sandboxes that are on no machine of the run."""
+    public_url: str | None
+    """As in ``gateway``: its address for sandboxes that are on no machine of the run."""
     run_tag: str | None
     """The tag of the run's sandboxes at a provider."""
 
@@ -89,26 +89,26 @@ class Worker:
             (sandboxes / "mark").write_text(settings.run_tag)
         backend = await asyncio.to_thread(make_backend, config.sandbox, sandboxes)
         self._exits.push_async_callback(backend.close)
-        gateway = GatewayAdmin(settings.gateway_url, settings.admin_key)
+        gateway = GatewayAdmin(settings.gateway_urls, settings.admin_key)
         self._exits.push_async_callback(gateway.close)
         if not await gateway.healthy():
             raise ExecutorError(
-                f"the gateway is not reached at {settings.gateway_url}: see that no firewall is "
-                "between, or set gateway.host to an address that this node reaches"
+                f"the gateway is not reached at {', '.join(settings.gateway_urls)}: see that no "
+                "firewall is between, or set gateway.host to an address that this node reaches"
             )
         faults = self._exits.enter_context(worker_faults(config.faults, self._recorder, gateway))
         registered = faults.wrap_backend(RegisteredBackend(backend, self._recorder))
         cache = cache_root() / "workspaces"
         made = TaskRepositories(registered, cache)
         repositories = RepositoryCache(cache, self._recorder.repository, made.ensure)
-        self._relay = Relay(settings.gateway_url, root)
+        self._relay = Relay(settings.gateway_urls, root)
         self._context = faults.wrap_context(
             AttemptContext(
                 backend=registered,
                 harness=await asyncio.to_thread(make_harness, config.harness, config.scenario),
                 grader=make_grader(registered, config, repositories.ready, root),
                 gateway=gateway,
-                gateway_url=settings.sandbox_gateway_url,
+                gateway_url=settings.public_url,
                 gateway_control=root,  # each attempt has its own
                 deadlines=config.rollout.deadlines,
                 capture=CaptureLimits.of(config.rollout.capture),

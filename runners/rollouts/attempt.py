@@ -295,13 +295,14 @@ class Attempt:
     async def _open_sandbox(self, api_key: str) -> AsyncIterator[Sandbox]:
         """Boot the sandbox of this attempt and yield it; close it at the end."""
         context = self._context
+        home = context.gateway.home(self._session_id)
         spec = describe_workspace(self._task)
         spec = replace(
             spec,
             name=self._session_id,
             network="gateway",
-            gateway_control=context.gateway_control,
-            gateway_url=context.gateway_url,
+            gateway_control=context.gateway_control or home.control,
+            gateway_url=context.gateway_url or home.url,
             session_key=api_key,
             mounts={**context.harness.mounts(), **spec.mounts},
             denied_hosts=denied_hosts(self._spec.task),

@@ -29,10 +29,12 @@ class AttemptContext:
     harness: Harness
     grader: Grader
     gateway: GatewayAdmin
-    gateway_url: str
-    """The gateway's address as sandboxes see it."""
-    gateway_control: Path
-    """Directory of the gateway's Unix socket."""
+    gateway_url: str | None
+    """The one address at which sandboxes reach every session (``gateway.public_url``); None: that
+    of the session's own gateway process.
+    """
+    gateway_control: Path | None
+    """A control socket of this machine (a relay's); None: that of the session's own process."""
     deadlines: DeadlinesConfig
     reward: ComputeReward
     scenario: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from conf.errors import AgentrlError
 from conf.schema import Config
 from runners.diagnostics.diagnostics import install_diagnostics
 from runners.faults.wiring import choose_gateway_module, make_gateway_hooks
-from runners.gateway.replicas.serve import serve_replicas
+from runners.gateway.replicas.replica_set import ReplicaSet
 from runners.gateway.service import serve
 from runners.gateway.settings import GatewaySettings
 from runners.processes.service import ServiceError, ServiceStarter
@@ -44,7 +45,7 @@ async def serve_alone(
         has_served = True
         announce(info)
 
-    def engine_died(error: ServiceError) -> None:
+    def service_died(error: ServiceError) -> None:
         died.append(error)
         stop.set()
 
@@ -59,7 +60,7 @@ async def serve_alone(
         store.set_state(State.RUNNING, gateway=True)
         try:
             async with AsyncExitStack() as exits:
-                starter = ServiceStarter(run_dir, exits, on_exit=engine_died)
+                starter = ServiceStarter(run_dir, exits, on_exit=service_died)
                 url = await start_engine(config, starter, weights, tokenizer, 0)
                 settings = GatewaySettings.from_config(
                     config,
@@ -70,14 +71,25 @@ async def serve_alone(
                     keep_rollouts=True,
                     monitored=True,
                 )
-                if settings.replicas == 1:
+                if config.gateway.replicas == 1:
                     hooks = make_gateway_hooks(config.faults)
                     await serve(settings, announce=announce_ready, stop=stop, hooks=hooks)
                 else:
-                    module, sent = choose_gateway_module(
-                        config.faults, settings.model_dump(mode="json")
+                    program = choose_gateway_module(config.faults, settings.model_dump(mode="json"))
+                    replicas = ReplicaSet(
+                        settings, config.gateway.replicas, program, starter, report=report
                     )
-                    await serve_replicas(settings, module, sent, announce=announce_ready, stop=stop)
+                    exits.push_async_callback(replicas.stop)
+                    admin = await replicas.start()
+                    announce_ready(
+                        {
+                            "url": admin.urls[0],
+                            "urls": admin.urls,
+                            "admin_key": admin.admin_key,
+                            "pid": os.getpid(),
+                        }
+                    )
+                    await stop.wait()
             if died:
                 raise died[0]
         except AgentrlError as error:

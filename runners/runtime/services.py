@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from conf.cache import cache_root
 from conf.schema import Config
@@ -27,11 +26,12 @@ from runners.engines.contract import ServedEngine
 from runners.faults.wiring import choose_gateway_module, driver_faults
 from runners.gateway.client import GatewayAdmin
 from runners.gateway.gateway_error import GatewayError
+from runners.gateway.replicas.replica_set import ReplicaSet
 from runners.gateway.settings import GatewaySettings
 from runners.harnesses.registry import make_harness
 from runners.processes.ledger import Ledger, reap
 from runners.processes.recorder import StoreRecorder
-from runners.processes.service import Service, ServiceError, ServiceStarter
+from runners.processes.service import ServiceError, ServiceStarter
 from runners.ray_workers.executor import RayExecutor, join
 from runners.rollouts.attempt import execute_here
 from runners.rollouts.context import AttemptContext, Execute
@@ -146,23 +146,21 @@ async def start_services(
         # Sessions end with their gateway: registered before it, this runs after it is stopped.
         exits.callback(ledger.unregister_all, "session")
         url = engine_url.result()
-        gateway = await _start_gateway(
-            config, starter, url, tokenizer, routing, adapter, version_offset
+        admin = await _start_gateway(
+            config, starter, store, url, tokenizer, routing, adapter, version_offset
         )
-        admin = await _connect_to_gateway(config, exits, gateway, store)
+        await _check_public_url(config, admin, store)
         served = await connect_to_engine(
             config, exits, url, weights, version, routing, adapter=adapter
         )
-        context = faults.wrap_context(
-            _make_context(config, store.run_dir, backend, gateway.info, admin, watch)
-        )
+        context = faults.wrap_context(_make_context(config, store.run_dir, backend, admin, watch))
         rollout_store = faults.wrap_store(store)
         recorder = StoreRecorder(rollout_store, ledger)
         execute = execute_here(recorder)
         if (executor := cluster.result()) is not None:
             exits.push_async_callback(executor.close)
             # Workers read the configuration anew, by its rules: as the user gave it.
-            await executor.start(given, gateway.info, context, recorder)
+            await executor.start(given, admin, context, recorder)
             execute = executor
         spans = await exits.enter_async_context(open_span_feed(config.observe.otlp, store))
         on_attempt = spans.add if spans is not None else _ignore
@@ -177,19 +175,18 @@ def _make_context(
     config: Config,
     run_dir: Path,
     backend: SandboxBackend,
-    gateway: Mapping[str, Any],
     admin: GatewayAdmin,
     watch: AttemptWatch,
 ) -> AttemptContext:
-    """Return the context of every attempt; ``gateway`` is the first line that it printed."""
+    """Return the context of every attempt."""
     repositories = TaskRepositories(backend, cache_root() / "workspaces")
     return AttemptContext(
         backend=backend,
         harness=make_harness(config.harness, config.scenario),
         grader=make_grader(backend, config, repositories.ensure, run_dir),
         gateway=admin,
-        gateway_url=config.gateway.public_url or gateway["url"],
-        gateway_control=Path(gateway["control"]),
+        gateway_url=config.gateway.public_url,
+        gateway_control=None,
         deadlines=config.rollout.deadlines,
         capture=CaptureLimits.of(config.rollout.capture),
         reward=make_reward(config.reward),
@@ -216,27 +213,22 @@ async def _make_backend(config: Config, exits: AsyncExitStack, run_dir: Path) ->
     return backend
 
 
-async def _connect_to_gateway(
-    config: Config, exits: AsyncExitStack, gateway: Service, store: RunStore
-) -> GatewayAdmin:
-    """Return a client of the gateway.
+async def _check_public_url(config: Config, admin: GatewayAdmin, store: RunStore) -> None:
+    """Raise GatewayError if ``gateway.public_url`` reaches something that is not this gateway.
 
-    Raises GatewayError if ``gateway.public_url`` reaches something that is not this gateway. A URL
-    that cannot be reached from here is an event only: sandboxes elsewhere may reach it.
+    A URL that cannot be reached from here is an event only: sandboxes elsewhere may reach it.
     """
-    admin = GatewayAdmin(gateway.info["url"], gateway.info["admin_key"])
-    exits.push_async_callback(admin.close)
     if (public_url := config.gateway.public_url) is None:
-        return admin
+        return
+    own = ", ".join(admin.urls)
     is_this_one = await admin.is_reached_at(public_url)
     if is_this_one is None:
-        store.event("public_url_unreached", {"url": public_url, "gateway": admin.url})
+        store.event("public_url_unreached", {"url": public_url, "gateway": own})
     elif not is_this_one:
         raise GatewayError(
             f"gateway.public_url={public_url} reaches something else than this run's gateway, "
-            f"which listens at {admin.url} on {socket.gethostname()}: make it point there"
+            f"which listens at {own} on {socket.gethostname()}: make it point there"
         )
-    return admin
 
 
 @asynccontextmanager
@@ -255,12 +247,14 @@ async def start_grader(config: Config, store: RunStore) -> AsyncIterator[Grader]
 async def _start_gateway(
     config: Config,
     starter: ServiceStarter,
+    store: RunStore,
     engine_url: str,
     tokenizer: Path | None,
     routing: RoutingShape | None,
     adapter: str | None,
     version_offset: int,
-) -> Service:
+) -> GatewayAdmin:
+    """Start the gateway, of one process or several, and return its client."""
     settings = GatewaySettings.from_config(
         config,
         run_dir=starter.run_dir,
@@ -271,5 +265,18 @@ async def _start_gateway(
         version_offset=version_offset,
         monitored=True,
     )
-    module, sent = choose_gateway_module(config.faults, settings.model_dump(mode="json"))
-    return await starter.start("gateway", module, sent, deadline_s=START_DEADLINE_S)
+    program = choose_gateway_module(config.faults, settings.model_dump(mode="json"))
+    if config.gateway.replicas == 1:
+        service = await starter.start("gateway", *program, deadline_s=START_DEADLINE_S)
+        admin = GatewayAdmin(service.info["url"], service.info["admin_key"])
+        starter.exits.push_async_callback(admin.close)
+        return admin
+    replicas = ReplicaSet(
+        settings,
+        config.gateway.replicas,
+        program,
+        starter,
+        report=lambda text: store.event("gateway_process", {"text": text}),
+    )
+    starter.exits.push_async_callback(replicas.stop)
+    return await replicas.start()

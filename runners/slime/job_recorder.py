@@ -213,10 +213,11 @@ def _summarize_step(
     return samples.records, step_metrics(samples, rollout_s, sets, version=batch.step - 1)
 
 
-def publish_gateway(run_dir: Path, url: str, public_url: str | None) -> None:
-    """Publish the address of the job's gateway, without its key. Raises StoreError."""
+def publish_gateway(run_dir: Path, urls: Sequence[str], public_url: str | None) -> None:
+    """Publish the addresses of the job's gateway, without its key. Raises StoreError."""
     document: Mapping[str, Any] = {
-        "url": url,
+        "url": urls[0],
+        "urls": list(urls),
         "public_url": public_url,
         "node": socket.gethostname(),
         "since": time.time(),

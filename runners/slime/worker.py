@@ -148,7 +148,7 @@ class SlimeRolloutWorker:
                     engine=engine,
                 )
             )
-            publish_gateway(run_dir, services.context.gateway.url, config.gateway.public_url)
+            publish_gateway(run_dir, services.context.gateway.urls, config.gateway.public_url)
             tasks = await asyncio.to_thread(load_tasks, config)
             note_duplicates(store, tasks)
             worker._make_batches(services, tasks)

@@ -70,16 +70,16 @@ class Bench:
     http: aiohttp.ClientSession
 
     def cpu_s(self) -> float:
-        """CPU time of the process that serves clients, or of the front."""
-        return cpu_s(self.gateway.process)
+        """CPU time of the processes that serve."""
+        return sum(self.cpu_of_each())
 
     def cpu_of_each(self) -> list[float]:
-        """CPU time of every process: the front's, then the replicas'."""
-        return [cpu_s(each) for each in (self.gateway.process, *self.gateway.process.children())]
+        """CPU time of each process that serves."""
+        return [cpu_s(process) for process in self.gateway.processes]
 
     def memory(self) -> int:
         """Private memory, in bytes."""
-        return int(self.gateway.process.memory_full_info().uss)
+        return int(self.gateway.processes[0].memory_full_info().uss)
 
     async def converse(
         self, key: str, prompt: str, turns: int, output: str = OUTPUT
@@ -221,7 +221,6 @@ async def measure_replicas(
         "replicas": replicas,
         "turns": total,
         "CPU ms/turn": round(1000 * sum(used) / total, 3),
-        "of the front": round(1000 * used[0] / total, 3) if replicas > 1 else "",
         "of busiest": round(1000 * max(used) / total, 3),
         "turns/s bound": round(total / max(used)),
         "turns/s here": round(total / wall),

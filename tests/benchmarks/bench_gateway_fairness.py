@@ -218,7 +218,7 @@ async def measure(
     stalls: list[float] = []
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
         tasks = [asyncio.create_task(work(gateway, http, key, waits, pause_s)) for key in keys]
-        tasks.append(asyncio.create_task(probe(http, gateway.admin.url, stalls)))
+        tasks.append(asyncio.create_task(probe(http, gateway.admin.urls[0], stalls)))
         await asyncio.sleep(seconds)
         for task in tasks:
             task.cancel()
@@ -280,7 +280,7 @@ async def run(wanted: argparse.Namespace, directory: Path) -> None:
         keys = [(await admin.create_session(f"s{number}"))[1] for number in range(wanted.sessions)]
         _, warm = await admin.create_session("warm-up")
         async with aiohttp.ClientSession() as http:  # starts the processes for long texts
-            await _post("/v1/messages", _messages(OUTPUT * 400))(http, admin.url, warm)
+            await _post("/v1/messages", _messages(OUTPUT * 400))(http, admin.urls[0], warm)
         take_holds(holds)
         calm, stalls = await measure(gateway, keys, wanted.seconds, wanted.pause)
         median = statistics.median(calm)
@@ -291,7 +291,7 @@ async def run(wanted: argparse.Namespace, directory: Path) -> None:
         for name in wanted.attack or attacks():
             line = await measure_attack(name, gateway, keys, wanted, median)
             print(line + take_holds(holds), flush=True)
-        print(f"gateway memory: {gateway.process.memory_info().rss >> 20} MB")
+        print(f"gateway memory: {gateway.processes[0].memory_info().rss >> 20} MB")
 
 
 async def measure_attack(
@@ -301,7 +301,7 @@ async def measure_attack(
     admin = gateway.admin
     _, key = await admin.create_session(f"attacker-{name}")
     process = multiprocessing.get_context("spawn").Process(
-        target=attack, args=(name, admin.url, key, wanted.width), daemon=True
+        target=attack, args=(name, admin.urls[0], key, wanted.width), daemon=True
     )
     process.start()
     try:

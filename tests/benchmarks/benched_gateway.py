@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +13,14 @@ import orjson
 import psutil
 
 from runners.gateway.client import GatewayAdmin
+from runners.gateway.replicas.session_key import replica_of
+from runners.gateway.settings import GatewaySettings
 from runners.processes.service import Service
 from runners.store.run_store import RunStore
 from runners.testing.completions import Completion, spoken
 from runners.testing.scripted_engine import ScriptedEngine
 from runners.testing.tiny_tokenizer import write_tiny_tokenizer
+from tests.fakes.replicated_gateway import replicated_gateway
 from tests.fakes.running_gateway import (
     TOOLS,
     assemble_message,
@@ -47,7 +50,7 @@ class BenchedGateway:
 
     engine: ScriptedEngine
     admin: GatewayAdmin
-    process: psutil.Process
+    processes: Sequence[psutil.Process]
 
     async def take_turn(
         self,
@@ -59,7 +62,7 @@ class BenchedGateway:
         """Take a turn by streaming, and add answer and tool result to the messages."""
         body = {"model": "policy", "max_tokens": 500, "tools": TOOLS, "messages": messages}
         async with http.post(
-            f"{self.admin.url}/v1/messages",
+            f"{self.admin.urls[replica_of(key) or 0]}/v1/messages",
             data=orjson.dumps({**body, "stream": True}),
             headers={"x-api-key": key},
         ) as response:
@@ -73,16 +76,22 @@ async def benched_gateway(
     *,
     module: str = GATEWAY,
     more: Mapping[str, Any] | None = None,
+    replicas: int = 1,
     **changes: Any,
 ) -> AsyncIterator[BenchedGateway]:
     """Start a gateway's program and an engine, and end them; see ``started_gateway``."""
     async with ScriptedEngine() as engine:
         engine.always = Completion(CALL)
+        if replicas > 1:
+            settings = make_settings(directory, engine.url, **changes)
+            async with replicated_gateway(settings, replicas, module) as gateway:
+                yield BenchedGateway(engine, gateway.admin, gateway.processes())
+            return
         async with started_gateway(directory, engine.url, module=module, more=more, **changes) as (
             admin,
             process,
         ):
-            yield BenchedGateway(engine, admin, process)
+            yield BenchedGateway(engine, admin, [process])
 
 
 @asynccontextmanager
@@ -97,16 +106,7 @@ async def started_gateway(
     """Start a gateway's program, and end it; ``changes`` of its settings, ``more`` for the program
     of another module.
     """
-    run_dir = directory / "run"
-    RunStore.create(run_dir, {}).close()
-    settings = settings_for(
-        engine_url,
-        write_tiny_tokenizer(directory / "tokenizer"),
-        run_dir,
-        ping_s=10.0,
-        turn_s=600.0,
-        **changes,
-    )
+    settings = make_settings(directory, engine_url, **changes)
     gateway = await Service.start(
         "gateway",
         module,
@@ -120,6 +120,14 @@ async def started_gateway(
     finally:
         await admin.close()
         await gateway.stop()
+
+
+def make_settings(directory: Path, engine_url: str, **changes: Any) -> GatewaySettings:
+    """Return settings of a gateway for a new run."""
+    run_dir = directory / "run"
+    RunStore.create(run_dir, {}).close()
+    tokenizer = write_tiny_tokenizer(directory / "tokenizer")
+    return settings_for(engine_url, tokenizer, run_dir, ping_s=10.0, turn_s=600.0, **changes)
 
 
 def cpu_s(process: psutil.Process) -> float:

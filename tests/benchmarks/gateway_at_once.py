@@ -111,11 +111,11 @@ async def _measure(
         ) as (admin, process),
     ):
         _, key = await admin.create_session("warm-up")
-        short = await Agent.connect(admin.url, key, GrowingBody(LINES, ANSWER, WARM_UP))
+        short = await Agent.connect(admin.urls[0], key, GrowingBody(LINES, ANSWER, WARM_UP))
         await short.take_turns(WARM_UP)
         short.close()
         agents = [
-            await Agent.connect(admin.url, (await admin.create_session(f"s{i}"))[1], body)
+            await Agent.connect(admin.urls[0], (await admin.create_session(f"s{i}"))[1], body)
             for i, body in enumerate(histories.begin())
         ]
 

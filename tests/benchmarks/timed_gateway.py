@@ -83,4 +83,4 @@ def pop_hooks(settings: dict[str, Any]) -> GatewayHooks:
 
 
 if __name__ == "__main__":
-    raise SystemExit(gateway.main(pop_hooks, "tests.benchmarks.timed_gateway"))
+    raise SystemExit(gateway.main(pop_hooks))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,18 +22,20 @@ from runners.gateway.monitoring.exposition import write_exposition
 from runners.processes.ports import BACKLOG, listen
 from runners.processes.secret_file import load_secret
 
-ReadCounts = Callable[[], Awaitable[Mapping[str, Mapping[str, Any]]]]
-"""Returns what each process of the gateway has counted, by its number."""
+ReadCounts = Callable[[], Mapping[str, Any]]
+"""Returns what this process of the gateway has counted."""
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 HOST = "127.0.0.1"
-READ_S = 5.0
 
 
 @asynccontextmanager
 async def serve_metrics(
-    port: int | None, read: ReadCounts, *, patience_s: float
+    port: int | None, process: int, read: ReadCounts, *, patience_s: float
 ) -> AsyncIterator[None]:
-    """Serve while the block runs; None: serve nothing. Raises GatewayFailed."""
+    """Serve while the block runs; None: serve nothing. Raises GatewayFailed.
+
+    ``process``: number of this one among the gateway's, a label of all that is served.
+    """
     if port is None:
         yield
         return
@@ -51,8 +53,7 @@ async def serve_metrics(
             return web.Response(status=401, headers={"www-authenticate": "Bearer"})
         if request.path != "/metrics" or request.method != "GET":
             return web.Response(status=404, text="GET /metrics\n")
-        async with asyncio.timeout(READ_S):
-            body = write_exposition(await read())
+        body = write_exposition(str(process), read())
         return web.Response(body=body, headers={"content-type": TEXT})
 
     http = web.Server(answer)

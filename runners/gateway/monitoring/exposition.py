@@ -33,25 +33,21 @@ HISTOGRAMS = {
 }
 
 
-def write_exposition(processes: Mapping[str, Mapping[str, Any]]) -> bytes:
-    """Return the text for what each process of a gateway has counted (``AdminApi.read_metrics``),
-    by its number.
-
-    Processes are a label and not added up: one that is started again counts from 0.
-    """
+def write_exposition(process: str, counts: Mapping[str, Any]) -> bytes:
+    """Return the text for what a process of a gateway has counted (``admin_api.measure``)."""
     from prometheus_client import CollectorRegistry, generate_latest
     from prometheus_client.registry import Collector
 
     class Counts(Collector):
         def collect(self) -> Iterator[Metric]:
-            yield from _make_metrics(processes)
+            yield from _make_metrics(process, counts)
 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Counts())
     return generate_latest(registry)
 
 
-def _make_metrics(processes: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
+def _make_metrics(process: str, counts: Mapping[str, Any]) -> Iterator[Metric]:
     from prometheus_client.metrics_core import (
         CounterMetricFamily,
         GaugeMetricFamily,
@@ -60,26 +56,22 @@ def _make_metrics(processes: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric
 
     for name, text in GAUGES.items():
         gauge = GaugeMetricFamily(PREFIX + name, text, labels=["process"])
-        for process, counts in processes.items():
-            gauge.add_metric([process], counts[name])
+        gauge.add_metric([process], counts[name])
         yield gauge
     for name, text in COUNTERS.items():
         counter = CounterMetricFamily(PREFIX + name, text, labels=["process"])
-        for process, counts in processes.items():
-            counter.add_metric([process], counts[name])
+        counter.add_metric([process], counts[name])
         yield counter
     answers = CounterMetricFamily(
         f"{PREFIX}answers", "Answered requests, by HTTP status.", labels=["process", "status"]
     )
-    for process, counts in processes.items():
-        for status, number in sorted(counts["answers"].items()):
-            answers.add_metric([process, status], number)
+    for status, number in sorted(counts["answers"].items()):
+        answers.add_metric([process, status], number)
     yield answers
     for name, text in HISTOGRAMS.items():
         histogram = HistogramMetricFamily(f"{PREFIX}{name}_seconds", text, labels=["process"])
-        for process, counts in processes.items():
-            found = counts[name]
-            histogram.add_metric([process], list(_add_up(found["counts"])), found["total_s"])
+        found = counts[name]
+        histogram.add_metric([process], list(_add_up(found["counts"])), found["total_s"])
         yield histogram
 
 

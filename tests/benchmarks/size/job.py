@@ -24,7 +24,6 @@ from runners.gateway.tokenizer import load_tokenizer
 from runners.observe.progress import Progress
 from runners.processes.ledger import Ledger
 from runners.processes.recorder import StoreRecorder
-from runners.processes.service import Service
 from runners.ray_workers.executor import RayExecutor
 from runners.rollouts.pool import Pool
 from runners.slime.samples import SampleConfig, make_base_sample, to_slime_samples
@@ -44,6 +43,7 @@ from tests.benchmarks.size.nodes import (
 )
 from tests.benchmarks.size.usage import Usage, cpu_s, resident_mb, watched
 from tests.fakes.harbor_tasks import toml, write_task
+from tests.fakes.replicated_gateway import replicated_gateway
 from tests.fakes.running_gateway import settings_for
 from tests.fakes.slime_rollout import Sample
 
@@ -81,7 +81,7 @@ class Measured:
     """By the clock."""
     driver: Usage
     gateway: Usage
-    """Of its processes: the only one, or front and replicas; then those for long texts."""
+    """Of its processes: those that serve, then those for long texts."""
     stored_mb: float
     """By which the run's directory grew."""
     driver_idle: float
@@ -99,7 +99,8 @@ class Job:
     store: RunStore
     sampler: StepSampler
     runner: GroupRunner
-    gateway: psutil.Process
+    gateway: Sequence[psutil.Process]
+    """The processes that serve."""
 
     async def run_step(self, step: int, groups: int) -> list[RolloutRecord]:
         """Run the first groups of a step, and return their rollouts."""
@@ -117,7 +118,9 @@ async def measure(load: Load, directory: Path) -> Measured:
         used = cpu_s(me := psutil.Process())
         await asyncio.sleep(IDLE_S)
         idle = (cpu_s(me) - used) / IDLE_S
-        processes = [job.gateway, *job.gateway.children(recursive=True)]
+        processes = [*job.gateway]
+        for process in job.gateway:
+            processes += process.children(recursive=True)
         before = stored_bytes(job.store)
         began = time.monotonic()
         async with watched([me], processes) as (driver, gateway):
@@ -147,26 +150,18 @@ async def running_job(load: Load, directory: Path) -> AsyncIterator[Job]:
             tokenizer,
             run_dir,
             max_context_tokens=10**6,
-            replicas=load.replicas,
             ping_s=10.0,
             turn_s=3600.0,
         )
-        gateway = await Service.start(
-            "gateway",
-            "runners.gateway",
-            settings.model_dump(mode="json"),
-            log=directory / "gateway.log",
-            deadline_s=120,
-        )
-        exits.push_async_callback(gateway.stop)
-        admin = GatewayAdmin(gateway.info["url"], gateway.info["admin_key"], deadline_s=3600)
+        gateway = await exits.enter_async_context(replicated_gateway(settings, load.replicas))
+        admin = GatewayAdmin(gateway.admin.urls, gateway.admin.admin_key, deadline_s=3600)
         exits.push_async_callback(admin.close)
-        context = make_context(config, admin, admin.url, Path(gateway.info["control"]), None)
+        context = make_context(config, admin, None, None)
         assert isinstance(config.executor, RayExecutorConfig)
         cluster = HostedNodes(nodes, load.nodes)
         executor = RayExecutor(config.executor, cluster, store, ledger, silence_s=3600)
         exits.push_async_callback(executor.close)
-        await executor.start(config, gateway.info, context, StoreRecorder(store, ledger))
+        await executor.start(config, admin, context, StoreRecorder(store, ledger))
         draining = asyncio.Event()
         pool = Pool(
             context,
@@ -181,7 +176,7 @@ async def running_job(load: Load, directory: Path) -> AsyncIterator[Job]:
         sampler = StepSampler(config, store, tasks, lambda *_: None)
         progress = Progress("size", config.run.steps)
         runner = GroupRunner(config, store, pool, sampler, progress=progress, draining=draining)
-        yield Job(store, sampler, runner, psutil.Process(gateway.pid))
+        yield Job(store, sampler, runner, gateway.processes())
 
 
 async def make_config(load: Load, directory: Path) -> tuple[Config, list[Task]]:

@@ -110,7 +110,7 @@ class KnowingGrader(PatchGrader):
 
 
 def make_context(
-    config: Config, gateway: GatewayAdmin, url: str, control: Path, harness: PlayingHarness | None
+    config: Config, gateway: GatewayAdmin, control: Path | None, harness: PlayingHarness | None
 ) -> AttemptContext:
     """Return the context of attempts; the driver's, without a harness, runs none."""
     made: Any = harness
@@ -120,7 +120,7 @@ def make_context(
         harness=made,
         grader=KnowingGrader(),
         gateway=gateway,
-        gateway_url=url,
+        gateway_url=None,
         gateway_control=control,
         deadlines=config.rollout.deadlines,
         reward=make_reward(config.reward),
@@ -139,12 +139,11 @@ class PlayingWorker(Worker):
 
     async def prepare(self, settings: WorkerSettings) -> dict[str, str]:
         """Get ready without sandboxes."""
-        gateway = GatewayAdmin(settings.gateway_url, settings.admin_key, deadline_s=3600)
+        gateway = GatewayAdmin(settings.gateway_urls, settings.admin_key, deadline_s=3600)
         self._exits.push_async_callback(gateway.close)
         root = Path(self._exits.enter_context(tempfile.TemporaryDirectory()))
-        self._relay = Relay(settings.gateway_url, root)
-        url = settings.sandbox_gateway_url
-        made = make_context(settings.config, gateway, url, root, self._harness)
+        self._relay = Relay(settings.gateway_urls, root)
+        made = make_context(settings.config, gateway, root, self._harness)
         registered = RegisteredBackend(made.backend, self._recorder)
         self._context = replace(made, backend=registered, watch=self._watch)
         return {}

@@ -29,8 +29,6 @@ class Costs:
     loop_rollout_ms: float
     text_rollout_ms: float
     """CPU time of its processes for long texts."""
-    front_turn_ms: float
-    """CPU time of the front of several replicas."""
     session_mb: float
     """Memory of the gateway for an open session."""
     session_descriptors: float
@@ -123,7 +121,6 @@ def derive_costs(loads: Sequence[Measured], writes_per_s: float) -> Costs:
         loop_turn_ms=1000 * per_turn(*loop),
         loop_rollout_ms=1000 * beside_turns(*loop),
         text_rollout_ms=1000 * sum(short.gateway.cpu[1:]) / rollouts,
-        front_turn_ms=1000 * large.gateway.cpu[0] / (whole * large.load.turns),
         session_mb=large.gateway.memory_mb / whole,
         session_descriptors=large.gateway.descriptors / (whole / large.load.replicas),
         driver_rollout_ms=1000 * (large.driver.cpu[0] - large.driver_idle * large.seconds) / whole,
@@ -148,7 +145,6 @@ def _list_needs(costs: Costs, size: Size) -> Iterator[Need]:
     yield Need("gateway, one process", loop, BUSY, "cores")
     replicas = f"gateway, busiest of {size.replicas} replicas"
     yield Need(replicas, loop / size.replicas, BUSY, "cores")
-    yield Need("gateway, front of replicas", turns * costs.front_turn_ms / 1000, BUSY, "cores")
     text = rollouts * costs.text_rollout_ms / 1000
     yield Need("gateway, processes for long texts", text, 2 * BUSY, "cores")
     driver = rollouts * (costs.driver_rollout_ms + costs.convert_rollout_ms) / 1000

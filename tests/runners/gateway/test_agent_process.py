@@ -184,7 +184,7 @@ async def test_on_a_node_without_the_gateway_the_first_program_that_asks_is_forw
     (source / "script.py").write_text(SCRIPT)
     (source / "agent.py").write_text(RELAYED)
     _, key = await gateway.admin.create_session("s1")
-    async with Relay(gateway.url, tmp_path).control() as control:
+    async with Relay([gateway.url], tmp_path).control() as control:
         spec = SandboxSpec("agent", source, "gateway", gateway_control=control, session_key=key)
         sandbox = await backend.create(spec)
         argv = ["python", "script.py", "agent.py", "2"]

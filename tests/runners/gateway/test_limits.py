@@ -59,25 +59,6 @@ async def test_a_passing_fault_is_hidden_from_the_agent(
     assert engine.seen.aborted == [first["rid"]] * aborted
 
 
-async def test_a_lasting_fault_is_an_error_after_all_tries(
-    patient_gateway: Gateway, engine: ScriptedEngine
-) -> None:
-    agent = await patient_gateway.session()
-    engine.say(*[Completion(status=503)] * 3)
-    status, body = await agent.post("/v1/messages", agent.body([user("hi")]))
-    assert (status, body["error"]["type"]) == (529, "overloaded_error")
-    stats = await agent.stats()
-    assert (stats["engine_retries"], stats["pushed_back"], stats["failed"]) == (2, 3, 1)
-
-
-async def test_a_refusal_is_not_retried(patient_gateway: Gateway, engine: ScriptedEngine) -> None:
-    agent = await patient_gateway.session()
-    engine.say(Completion(status=400))
-    status, body = await agent.post("/v1/messages", agent.body([user("hi")]))
-    assert (status, body["error"]["type"]) == (400, "invalid_request_error")
-    assert len(engine.seen.requests) == 1
-
-
 async def test_engine_calls_keep_the_rate_limit(
     engine: ScriptedEngine, tokenizer_dir: Path, tmp_path: Path
 ) -> None:

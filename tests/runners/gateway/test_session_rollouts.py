@@ -11,7 +11,7 @@ import pytest
 from runners.export import dump
 from runners.export.jsonl import validate
 from runners.gateway.gateway_error import GatewayError
-from runners.gateway.session_rollouts import RolloutPlaces, keep_lost
+from runners.gateway.session_rollouts import keep_lost
 from runners.store.run_store import RunStore
 from runners.testing.completions import END, Completion
 from runners.testing.scripted_engine import ScriptedEngine
@@ -168,7 +168,7 @@ async def test_the_key_of_a_session_opens_nothing_but_its_own_turns(
     assert rollouts(alone) == {}
 
 
-async def test_sessions_of_a_process_that_died_are_kept_unless_they_are_already_or_never_began(
+async def test_sessions_of_a_process_that_died_are_kept_unless_they_are_already(
     alone: Gateway, engine: ScriptedEngine, tmp_path: Path
 ) -> None:
     engine.always = Completion(f"hello{END}")
@@ -176,9 +176,9 @@ async def test_sessions_of_a_process_that_died_are_kept_unless_they_are_already_
         agent = await alone.session(name, task="greet")
         await agent.ask([user("hi")])
     await alone.admin.finish("finished", reward=0.25)
-    places = RolloutPlaces()
-    lost = {name: places.take("greet") for name in ("finished", "cut_off", "never_made")}
-    keep_lost(alone.run_dir, lost)
+    keep_lost(alone.run_dir, 1)  # another process
+    assert set(rollouts(alone)) == {"finished"}
+    keep_lost(alone.run_dir, 0)
     kept = rollouts(alone)
     assert set(kept) == {"finished", "cut_off"}
     assert (kept["finished"].outcome.code, kept["finished"].reward) == ("policy.finished", 0.25)

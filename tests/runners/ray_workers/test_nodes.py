@@ -13,6 +13,7 @@ import pytest
 from conf.errors import ExitCode
 from runners.concurrency.limits import TokenBucket
 from runners.diagnostics.stalls import describe_attempts
+from runners.gateway.client import GatewayAdmin
 from runners.gateway.gateway_error import GatewayError
 from runners.processes.recorder import StoreRecorder
 from runners.ray_workers.errors import ExecutorError
@@ -244,7 +245,7 @@ async def test_a_node_that_cannot_work_is_refused_at_the_start(
     async with world("here", tmp_path, tokenizer_dir) as here:
         node = OneNode(make_worker)
         executor = RayExecutor(ray_section(), node, here.store, here.ledger)
-        nowhere = {"url": "http://127.0.0.1:9", "admin_key": "k"}
+        nowhere = GatewayAdmin("http://127.0.0.1:9", "k")
         recorder = StoreRecorder(here.store, here.ledger)
         with pytest.raises(ExecutorError, match=reason) as refused:
             await executor.start(here.config, nowhere, here.context, recorder)

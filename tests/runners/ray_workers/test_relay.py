@@ -51,7 +51,7 @@ async def test_a_turn_can_be_taken_through_the_relay(
     gateway: Gateway, engine: ScriptedEngine, tmp_path: Path
 ) -> None:
     agent = await gateway.session()
-    async with Relay(gateway.url, tmp_path).control() as control:
+    async with Relay([gateway.url], tmp_path).control() as control:
         url = await deliver_listener(str(control), agent.key)
         engine.say(f"hello{END}")
         answer = await ask(agent, url)
@@ -62,14 +62,14 @@ async def test_a_turn_can_be_taken_through_the_relay(
 async def test_a_key_that_the_gateway_does_not_know_opens_nothing(
     gateway: Gateway, tmp_path: Path
 ) -> None:
-    async with Relay(gateway.url, tmp_path).control() as control:
+    async with Relay([gateway.url], tmp_path).control() as control:
         with open_listener() as sock:
             answer = await asyncio.to_thread(deliver, str(control), "guess", [sock.fileno()])
     assert answer == b""
 
 
 async def test_a_gateway_that_is_gone_opens_nothing(tmp_path: Path) -> None:
-    async with Relay("http://127.0.0.1:9", tmp_path).control() as control:
+    async with Relay(["http://127.0.0.1:9"], tmp_path).control() as control:
         with open_listener() as sock:
             answer = await asyncio.to_thread(deliver, str(control), "key", [sock.fileno()])
     assert answer == b""
@@ -79,7 +79,7 @@ async def test_a_listener_and_its_control_socket_close_with_the_attempt(
     gateway: Gateway, tmp_path: Path
 ) -> None:
     agent = await gateway.session()
-    async with Relay(gateway.url, tmp_path / "run").control() as control:
+    async with Relay([gateway.url], tmp_path / "run").control() as control:
         url = await deliver_listener(str(control), agent.key)
     assert not control.exists()
     with pytest.raises(aiohttp.ClientConnectionError):
@@ -91,7 +91,7 @@ async def test_an_agent_that_leaves_aborts_its_generation(
 ) -> None:
     agent = await gateway.session()
     engine.say(Completion(delay_s=60))
-    async with Relay(gateway.url, tmp_path).control() as control:
+    async with Relay([gateway.url], tmp_path).control() as control:
         url = await deliver_listener(str(control), agent.key)
         asking = asyncio.create_task(ask(agent, url))
         await engine.arrived.wait()

@@ -156,7 +156,6 @@ async def world(
                 section or ray_section(), node, store, ledger, silence_s=silence_s
             )
             exits.push_async_callback(executor.close)
-            info = {"url": gateway.url, "admin_key": gateway.admin_key}
-            await executor.start(config, info, context, recorder)
+            await executor.start(config, gateway.admin, context, recorder)
             execute = executor
         yield World(config, engine, gateway, store, ledger, context, execute, task, node, [])

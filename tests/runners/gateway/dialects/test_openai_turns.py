@@ -9,15 +9,13 @@ import orjson
 import pytest
 
 from runners.gateway.dialects.sse import COMMENT_PING
-from runners.testing.completions import END, Completion, spoken
+from runners.testing.completions import END, spoken
 from runners.testing.scripted_engine import ScriptedEngine
 from tests.fakes.openai_clients import (
     assembled_chat,
     assembled_response,
     chat,
     chunks,
-    frames,
-    opened,
     respond,
     response_events,
     stream,
@@ -135,60 +133,6 @@ async def test_a_retry_is_answered_the_same_streamed_or_not(
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
-async def test_a_slow_stream_opens_at_once_gets_pings_and_ends_on_a_disconnect(
-    path: str, body: Callable[..., dict[str, Any]], gateway: Gateway, engine: ScriptedEngine
-) -> None:
-    agent = await gateway.session()
-    engine.say(Completion(DONE, delay_s=60))
-    async with opened(agent, path, body()) as response:
-        assert response.status == 200
-        came = [await response.content.readuntil(b"\n\n")]
-        while came[-1] != COMMENT_PING:
-            came.append(await response.content.readuntil(b"\n\n"))
-        response.close()
-    assert len(came) == (2 if path == CHAT else 3), "the opening, then a comment"
-    await engine.aborted.wait()
-    assert (await agent.stats())["turns"] == 0
-
-
-@pytest.mark.parametrize(("path", "body"), BODIES)
-@pytest.mark.parametrize("streams", [True, False])
-async def test_an_engine_abort_is_an_error_and_no_turn(
-    streams: bool,
-    path: str,
-    body: Callable[..., dict[str, Any]],
-    gateway: Gateway,
-    engine: ScriptedEngine,
-) -> None:
-    agent = await gateway.session()
-    engine.say(Completion("half", finish="abort"))
-    if not streams:
-        status, answer = await agent.post(path, body())
-        assert (status, answer["error"]["type"]) == (503, "server_error")
-    elif path == CHAT:
-        whole = frames(await stream(agent, path, body()))
-        assert "error" in orjson.loads(whole[-1].removeprefix(b"data: "))
-        assert b'finish_reason":"' not in b"".join(whole)
-    else:
-        events = response_events(await stream(agent, path, body()))
-        assert events[-1]["type"] == "response.failed"
-        assert events[-1]["response"]["error"]["code"] == "server_error"
-    stats = await agent.stats()
-    assert (stats["turns"], stats["failed"]) == (0, 1)
-
-
-@pytest.mark.parametrize(("path", "body"), BODIES)
-async def test_a_prompt_that_is_too_long_is_400_with_openais_code(
-    path: str, body: Callable[..., dict[str, Any]], gateway: Gateway
-) -> None:
-    agent = await gateway.session(max_context_tokens=10)
-    for streams in (True, False):
-        status, answer = await agent.post(path, body(stream=streams))
-        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
-        assert answer["error"]["message"].startswith("prompt is too long: ")
-
-
-@pytest.mark.parametrize(("path", "body"), BODIES)
 async def test_an_answer_cut_by_the_clients_limit_has_that_finish_reason(
     path: str, body: Callable[..., dict[str, Any]], gateway: Gateway, engine: ScriptedEngine
 ) -> None:
@@ -201,18 +145,6 @@ async def test_an_answer_cut_by_the_clients_limit_has_that_finish_reason(
         assert assembled_chat(chunks(whole))["choices"][0]["finish_reason"] == "length"
     else:
         assert response_events(whole)[-1]["type"] == "response.incomplete"
-
-
-@pytest.mark.parametrize(("path", "body"), BODIES)
-async def test_sampling_is_the_campaigns(
-    path: str, body: Callable[..., dict[str, Any]], gateway: Gateway, engine: ScriptedEngine
-) -> None:
-    agent = await gateway.session()
-    engine.say(DONE)
-    await stream(agent, path, body(temperature=0, top_p=0.1))
-    params = engine.seen.requests[0]["sampling_params"]
-    assert (params["temperature"], params["top_p"], params["max_new_tokens"]) == (0.7, 0.9, 4096)
-    assert (await agent.stats())["ignored"] == {"temperature": 1, "top_p": 1}
 
 
 async def test_codexs_sub_agents_are_kept_apart_by_their_headers(
