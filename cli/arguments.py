@@ -125,12 +125,12 @@ def split_command(words: list[str]) -> tuple[str | None, list[str]]:
         case ["run", *overrides]:
             return None, overrides
         case ["eval", benchmark, *overrides]:
-            from runners.evaluation.benchmarks import find_benchmark
+            from runners.campaigns.evaluation.benchmarks import find_benchmark
 
             found = find_benchmark(benchmark)
             return found.name, [f"task={found.task}", *NO_TRAINING, *overrides]
         case ["eval"]:
-            from runners.evaluation.benchmarks import find_benchmark
+            from runners.campaigns.evaluation.benchmarks import find_benchmark
 
             find_benchmark("")
     return None, words

@@ -13,13 +13,13 @@ from cli.task_counts import count_sets, describe_sets
 from cli.upgrade import compare_versions, compare_with_recordings
 
 if TYPE_CHECKING:
-    from cli.jobs import Job
     from cli.task_counts import Reports
     from conf.errors import AgentrlError
     from conf.schema import Config
     from launch.preflight import Problem
+    from runners.campaigns.jobs import Job
+    from runners.campaigns.preflight.agent_turn import AgentTurn
     from runners.engines.server_check import CheckResult
-    from runners.preflight.agent_turn import AgentTurn
 
 EXAMPLES = examples(
     "agentrl check",
@@ -74,14 +74,14 @@ def check(
     With harness=claude_code@VERSION or codex@VERSION alone it replays a recording that comes with
     agentrl instead: what does that version change? Exit code 1: training signal is lost.
     """
-    from cli.jobs import new_jobs
     from cli.start import find_start_errors, refuse_start
     from launch.job_preflight import find_job_problems
     from launch.plan import plan_job
     from launch.preflight import find_problems
     from launch.requirements import warn_of_unmet
-    from runners.preflight.start_check import find_device_errors
-    from runners.tasks.task_sets import check_sets
+    from runners.campaigns.jobs import new_jobs
+    from runners.campaigns.preflight.start_check import find_device_errors
+    from runners.tasks.sets.task_sets import check_sets
 
     if against is not None:
         compare_versions(against, overrides or [], as_json=as_json)
@@ -126,7 +126,7 @@ def check(
 
 def _warn_about_canaries(config: Config, sets: Reports) -> None:
     """Name the number of tasks on which solved patches will stay unverified."""
-    from runners.tasks.canaries.coverage import count_uncheckable
+    from runners.tasks.grading.canaries.coverage import count_uncheckable
 
     for key, report in sets.items():
         if not getattr(config, key.partition(".")[0]).canaries:
@@ -142,7 +142,7 @@ def _install(jobs: list[Job]) -> list[AgentrlError]:
     """Install the agent programs that are missing; return what went wrong."""
     from conf.errors import AgentrlError
     from conf.sections.harness import name_program
-    from runners.harnesses.registry import install_harness
+    from runners.rollouts.harnesses.registry import install_harness
 
     errors: list[AgentrlError] = []
     for harness in dict.fromkeys(job.config.harness for job in jobs):
@@ -170,7 +170,7 @@ def _take_turn(config: Config, *, show_engine: bool) -> tuple[list[CheckResult],
     import uvloop
 
     from conf.sections.harness import name_program
-    from runners.preflight.run_check import check_run
+    from runners.campaigns.preflight.run_check import check_run
 
     with (
         tempfile.TemporaryDirectory(prefix="agentrl-check-") as work,

@@ -11,11 +11,11 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from runners.observe.cost import ITEMS, format_amount
-from runners.observe.curves import SOLVE_RATE, Curve
-from runners.observe.labelled_table import LabelledTable
-from runners.observe.terminal_plot import COLOURS, overlay_rates
-from runners.trajectory.printable import make_printable
+from runners.observe.figures.cost import ITEMS, format_amount
+from runners.observe.figures.curves import SOLVE_RATE, Curve
+from runners.observe.figures.labelled_table import LabelledTable
+from runners.observe.figures.terminal_plot import COLOURS, overlay_rates
+from runners.records.printable import make_printable
 
 _HEIGHT = 12
 """Lines of the curves."""

@@ -21,8 +21,8 @@ from cli.report import offer_report
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cli.jobs import Job
-    from runners.evaluation.benchmarks import Benchmark
+    from runners.campaigns.evaluation.benchmarks import Benchmark
+    from runners.campaigns.jobs import Job
 
     Measure = Callable[[Benchmark, Job, Invocation], tuple[dict[str, Any], bool]]
 
@@ -80,8 +80,8 @@ def evaluate(
     """
     invocation: Invocation = context.obj
     from cli.execution import check_evaluations
-    from cli.jobs import new_jobs, resumed_job
-    from runners.evaluation.benchmarks import find_benchmark
+    from runners.campaigns.evaluation.benchmarks import find_benchmark
+    from runners.campaigns.jobs import new_jobs, resumed_job
 
     found = find_benchmark(benchmark)
     lines = overrides or []
@@ -119,7 +119,7 @@ def _run_sweep(
     jobs: list[Job], invocation: Invocation, benchmark: Benchmark, measure: Measure
 ) -> int:
     from cli.sweep import run_sweep
-    from runners.evaluation.table import render_comparison
+    from runners.campaigns.evaluation.table import render_comparison
 
     def run_one(job: Job) -> tuple[dict[str, Any], bool]:
         return measure(benchmark, job, invocation)
@@ -132,7 +132,7 @@ def _evaluate(
 ) -> tuple[dict[str, Any], bool]:
     """Run an evaluation; return its document, and whether the user asked to stop."""
     from cli.execution import execute_evaluation
-    from runners.evaluation.table import render_report
+    from runners.campaigns.evaluation.table import render_report
 
     invocation.run_dir = job.run_dir
     result = execute_evaluation(benchmark, job)
@@ -148,8 +148,8 @@ def _calibrate(
     benchmark: Benchmark, job: Job, invocation: Invocation
 ) -> tuple[dict[str, Any], bool]:
     """Run a calibration; return its document, and whether the user asked to stop."""
-    from runners.evaluation.calibration import calibrate
-    from runners.evaluation.table import render_calibration
+    from runners.campaigns.evaluation.calibration import calibrate
+    from runners.campaigns.evaluation.table import render_calibration
 
     invocation.run_dir = job.run_dir
     report_head(job.config, job.run_dir, uses_policy=False)

@@ -9,17 +9,17 @@ from cli.invocation import report_head
 from cli.start import find_start_errors, refuse_start, report_sets
 
 if TYPE_CHECKING:
-    from cli.jobs import Job
     from cli.task_counts import Reports
-    from runners.campaign.result import CampaignResult
-    from runners.evaluation.benchmarks import Benchmark
-    from runners.evaluation.run import EvaluationResult
+    from runners.campaigns.evaluation.benchmarks import Benchmark
+    from runners.campaigns.evaluation.run import EvaluationResult
+    from runners.campaigns.jobs import Job
+    from runners.observe.live.result import CampaignResult
 
 
 def check_campaigns(jobs: Sequence[Job]) -> None:
     """Raise one AgentrlError with everything that would refuse campaigns; print the warnings."""
     from launch.local import plan_local_run
-    from runners.preflight.start_check import find_device_errors
+    from runners.campaigns.preflight.start_check import find_device_errors
 
     plans = [plan_local_run(job.config, job.run_dir) for job in jobs]
     sets: list[Reports] = []
@@ -31,7 +31,7 @@ def check_campaigns(jobs: Sequence[Job]) -> None:
 
 def execute_campaign(job: Job) -> CampaignResult:
     """Run or continue a campaign to its end; raises AgentrlError if it cannot start."""
-    from runners.campaign.run import run_campaign
+    from runners.campaigns.run import run_campaign
 
     report_head(job.config, job.run_dir)
     job.write_config()
@@ -60,8 +60,8 @@ def _check_selections(jobs: Sequence[Job], benchmark: str) -> None:
     are known only once they are made; the run needs them, too.
     """
     from conf.errors import ConfigError
-    from runners.evaluation.benchmarks import find_benchmark
-    from runners.evaluation.plan import select_tasks
+    from runners.campaigns.evaluation.benchmarks import find_benchmark
+    from runners.campaigns.evaluation.plan import select_tasks
 
     faults = []
     for job in jobs:
@@ -79,7 +79,7 @@ def _check_selections(jobs: Sequence[Job], benchmark: str) -> None:
 
 def execute_evaluation(benchmark: Benchmark, job: Job) -> EvaluationResult:
     """Run or continue an evaluation to its end; raises AgentrlError if it cannot start."""
-    from runners.evaluation.run import run_evaluation
+    from runners.campaigns.evaluation.run import run_evaluation
 
     report_head(job.config, job.run_dir)
     job.write_config()

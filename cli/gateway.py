@@ -74,11 +74,11 @@ def gateway(
     import uvloop
 
     from cli.invocation import report_warning
-    from cli.jobs import new_job
     from conf.exactness import describe_inexactness
     from conf.sections.engine import EmbeddedEngineConfig
     from conf.sections.model import EndpointModelConfig
-    from runners.runtime.policy import prepare_policy
+    from runners.campaigns.jobs import new_job
+    from runners.services.policy import prepare_policy
 
     job = new_job(_with_defaults(overrides or []), kind="gateway")
     context.obj.run_dir = job.run_dir
@@ -128,7 +128,7 @@ async def _serve(
     import signal
 
     from cli.invocation import report_warning
-    from runners.runtime.gateway_alone import serve_alone
+    from runners.services.gateway_alone import serve_alone
 
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -157,7 +157,7 @@ async def _run_program(
     """Run the program and report its trajectory; return its exit code. Raises AgentrlError."""
     from cli.gateway_once import describe_rollout, read_rollout, render_rollout, write_record
     from cli.invocation import print_json, report_warning, stderr
-    from runners.runtime.attached_program import run_attached
+    from runners.services.attached_program import run_attached
 
     code = await run_attached(
         config,

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from runners.export.contract import ExportedRollout
+    from runners.observe.export.contract import ExportedRollout
 
 
 def read_rollout(run_dir: Path) -> ExportedRollout:
     """Return the rollout of the run's one session."""
-    from runners.export.build import build_trajectory
-    from runners.export.contract import ExportedRun
-    from runners.runtime.attached_program import SESSION
-    from runners.store.run_store import RunStore
+    from runners.observe.export.build import build_trajectory
+    from runners.observe.export.contract import ExportedRun
+    from runners.records.store.run_store import RunStore
+    from runners.services.attached_program import SESSION
 
     with RunStore.open(run_dir, read_only=True) as store:
         record = store.rollout(SESSION)
@@ -27,8 +27,8 @@ def read_rollout(run_dir: Path) -> ExportedRollout:
 
 def write_record(rollout: ExportedRollout, out: Path) -> None:
     """Write the rollout as a line of ``trajectories.jsonl``; raises DumpError."""
-    from runners.export.dump import to_dump_error
-    from runners.store.json_text import dumps
+    from runners.observe.export.dump import to_dump_error
+    from runners.records.store.json_text import dumps
 
     try:
         out.write_bytes(dumps(rollout.trajectory).encode() + b"\n")
@@ -71,7 +71,7 @@ def render_rollout(short: dict[str, Any]) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    from runners.trajectory.printable import make_printable
+    from runners.records.printable import make_printable
 
     title = f"{short['outcome']}: {short['message']}".removesuffix(": ")
     table = Table(title=make_printable(title), title_justify="left")

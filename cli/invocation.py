@@ -115,14 +115,14 @@ def can_resume(exit_code: int) -> bool:
 
 def stderr() -> Console:
     """Return a console on stderr. It prints strings as they are; only ``Text`` has styles."""
-    from runners.observe.console import make_console
+    from runners.observe.live.console import make_console
 
     return make_console()
 
 
 def stdout() -> Console:
     """Return a console on stdout, for results; it prints strings as they are."""
-    from runners.observe.console import make_console
+    from runners.observe.live.console import make_console
 
     return make_console(stderr=False)
 
@@ -133,7 +133,7 @@ def print_json(document: dict[str, Any]) -> None:
     It is strict JSON in ASCII, so that every reader and every locale can read it: NaN and infinity
     become null.
     """
-    from runners.store.json_text import dumps, loads
+    from runners.records.store.json_text import dumps, loads
 
     sys.stdout.write(json.dumps(loads(dumps(document)), allow_nan=False) + "\n")
     sys.stdout.flush()
@@ -144,7 +144,7 @@ def report_error(message: str) -> None:
 
     Of a list the first ``SHOWN`` are printed, with the number of the others; ``--json`` has all.
     """
-    from runners.trajectory.printable import make_printable
+    from runners.records.printable import make_printable
 
     lines = [_cut(line) for line in make_printable(message).splitlines()] or ["(no message)"]
     console = stderr()
@@ -173,7 +173,7 @@ def report_each(report: Callable[[str], None], messages: Sequence[str]) -> None:
 
 def report_warning(message: str) -> None:
     """Print a warning of one line to stderr, in yellow."""
-    from runners.trajectory.printable import make_printable
+    from runners.records.printable import make_printable
 
     console = stderr()
     console.print("warning:", style="bold yellow", end=" ")
@@ -194,7 +194,7 @@ def report_head(config: Config, path: Path, *, uses_policy: bool = True) -> None
     """Print the run directory to stderr and, if a policy takes part, the numbers that decide."""
     from conf.exactness import describe_inexactness
     from conf.key_numbers import find_key_numbers
-    from runners.trajectory.printable import make_printable
+    from runners.records.printable import make_printable
 
     console = stderr()
     console.print("run directory", style="bright_black", end=" ")

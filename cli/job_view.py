@@ -15,8 +15,8 @@ from rich.text import Text
 
 from conf.schema import Config
 from launch.job_follower import JobStatus
-from runners.observe.dashboard import format_duration
-from runners.trajectory.printable import make_printable
+from runners.observe.live.dashboard import format_duration
+from runners.records.printable import make_printable
 
 _OUTCOMES = 5
 

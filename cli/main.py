@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _leave_threads(end: SystemExit) -> None:
     """End the process here if a call still goes on that was left to itself, as torch's may."""
-    calls = sys.modules.get("runners.concurrency.daemon_thread")
+    calls = sys.modules.get("runners.system.concurrency.daemon_thread")
     if calls is None or not calls.is_one_left():
         return
     sys.stdout.flush()

@@ -39,8 +39,8 @@ def report(
 
     The file is complete: it loads nothing from elsewhere.
     """
-    from runners.report.against import read_against
-    from runners.report.page import write_report
+    from runners.observe.report.against import read_against
+    from runners.observe.report.page import write_report
 
     compared = None if against is None else read_against(run, against)
     path = write_report(run, out, compared)
@@ -58,7 +58,7 @@ def offer_report(run_dir: Path, invocation: Invocation) -> None:
 
     The run has ended and is reported already, so that an error here is only a warning.
     """
-    from runners.report.page import is_quick, write_report
+    from runners.observe.report.page import is_quick, write_report
 
     try:
         if is_quick(run_dir):

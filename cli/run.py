@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from cli.jobs import Job
     from cli.task_counts import Reports
     from launch.local import LocalPlan
+    from runners.campaigns.jobs import Job
 
 SEED = re.compile(r"\+*seed=")
 """Begins the part of a label that names the seed."""
@@ -110,7 +110,7 @@ def run(
         raise typer.BadParameter(
             "--replay-schedule takes its configuration from the run: drop --resume and --config"
         )
-    from cli.jobs import new_jobs, replaying_job, resumed_job
+    from runners.campaigns.jobs import new_jobs, replaying_job, resumed_job
 
     lines = overrides or []
     if resume is not None:
@@ -161,7 +161,7 @@ def _dry_run(jobs: list[Job], *, as_json: bool) -> int:
 def _run_sweep(jobs: list[Job], invocation: Invocation) -> int:
     from cli.sweep import run_sweep
     from cli.tables import render_comparison
-    from runners.report.seeds import pool_seeds
+    from runners.observe.report.seeds import pool_seeds
 
     def run_one(job: Job) -> tuple[dict[str, Any], bool]:
         document, stop = _run_campaign_job(job, invocation)
@@ -190,7 +190,7 @@ def _run_campaign_job(job: Job, invocation: Invocation) -> tuple[dict[str, Any],
 
 
 def _run_single(job: Job, invocation: Invocation) -> int:
-    from runners.observe.summary import summary_table
+    from runners.observe.live.summary import summary_table
 
     document, _ = _run_campaign_job(job, invocation)
     if document["exit_code"] and document["message"]:

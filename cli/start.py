@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from cli.invocation import report_problems, stderr
 
 if TYPE_CHECKING:
-    from cli.jobs import Job
     from cli.task_counts import Reports
     from conf.errors import AgentrlError
     from launch.preflight import Problem
-    from runners.preflight.start_check import NoteSets
+    from runners.campaigns.jobs import Job
+    from runners.campaigns.preflight.start_check import NoteSets
 
 
 def find_start_errors(
@@ -26,7 +26,7 @@ def find_start_errors(
 
     ``note_sets`` gets the sets of tasks of each job.
     """
-    from runners.preflight import start_check
+    from runners.campaigns.preflight import start_check
 
     configs = [job.config for job in jobs]
     text = "reading the tasks, looking at the engine…"
@@ -43,7 +43,7 @@ def find_start_errors(
 def report_sets(found: Sequence[Reports]) -> None:
     """Print the sizes of the sets of tasks to stderr, as a part of a run's head."""
     from cli.task_counts import count_sets
-    from runners.trajectory.printable import make_printable
+    from runners.records.printable import make_printable
 
     lines = [f"{use} {number}" for sets in found for use, number in count_sets(sets)]
     for line in dict.fromkeys(lines):  # those of a sweep are often the same
@@ -52,7 +52,7 @@ def report_sets(found: Sequence[Reports]) -> None:
 
 def report_examples(jobs: Sequence[Job]) -> None:
     """Print to stderr how many examples the jobs' supervised steps have."""
-    from runners.training.supervised.run_examples import check_examples, describe_examples
+    from runners.services.run_examples import check_examples, describe_examples
 
     lines = []
     for config in (job.config for job in jobs):
@@ -66,7 +66,7 @@ def report_examples(jobs: Sequence[Job]) -> None:
 def refuse_start(problems: Iterable[Problem], errors: Sequence[AgentrlError]) -> None:
     """Raise everything that is fatal as one error; else print the warnings."""
     from launch.preflight import PreflightError
-    from runners.preflight.start_check import refuse
+    from runners.campaigns.preflight.start_check import refuse
 
     problems = list(dict.fromkeys(problems))
     fatal = [problem.message for problem in problems if problem.fatal]

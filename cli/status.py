@@ -14,10 +14,10 @@ EXAMPLES = examples("agentrl status runs/20260101-120000-linear")
 def status(run: RunDir, as_json: Json = False) -> None:
     """Show the state of a run: running or ended, here or on a cluster."""
     from cli.invocation import print_json, stdout
-    from runners.evaluation.passes import read_run_passes
-    from runners.observe.cost import read_run_cost
-    from runners.observe.remote_status import read_remote_status
-    from runners.observe.status import read_status, render
+    from runners.observe.figures.cost import read_run_cost
+    from runners.observe.figures.passes import read_run_passes
+    from runners.observe.live.remote_status import read_remote_status
+    from runners.observe.live.status import read_status, render
 
     if (waiting := _read_waiting_job(run)) is not None:
         if as_json:
@@ -45,11 +45,11 @@ def status(run: RunDir, as_json: Json = False) -> None:
 
 def _read_waiting_job(run: Path) -> dict[str, Any] | None:
     """Return the state of a job on a cluster that has no rollout yet; None for any other run."""
-    from cli.jobs import cluster_config
     from conf.sections.cluster import ClusterLaunchConfig
     from launch.job_follower import JobFollower
     from launch.running_job import LauncherError, find_running_job
-    from runners.store.run_store import STORE_FILE
+    from runners.campaigns.jobs import cluster_config
+    from runners.records.store.run_store import STORE_FILE
 
     config = None if (run / STORE_FILE).exists() else cluster_config(run)
     if config is None:

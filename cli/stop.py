@@ -31,9 +31,9 @@ def stop(
     ctrl-C stops waiting only. Exit code: 0 if nothing runs any more, 4 if it still runs.
     """
     from cli.invocation import print_json, stderr, stdout
-    from cli.jobs import cluster_config
     from conf.errors import ExitCode
     from conf.sections.cluster import ClusterLaunchConfig
+    from runners.campaigns.jobs import cluster_config
 
     config = cluster_config(run)
     try:
@@ -60,9 +60,9 @@ def _stop_here(run: Path, *, now: bool) -> dict[str, Any]:
     import socket
 
     from cli.invocation import stderr
-    from cli.jobs import JobError
-    from runners.observe.status import read_status
-    from runners.runtime.stop_run import read_driver, stop_driver
+    from runners.campaigns.jobs import JobError
+    from runners.observe.live.status import read_status
+    from runners.services.stop_run import read_driver, stop_driver
 
     driver = read_driver(run)
     if driver is None:

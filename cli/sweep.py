@@ -13,7 +13,7 @@ from conf.errors import ExitCode
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from cli.jobs import Job
+    from runners.campaigns.jobs import Job
 
 Document = dict[str, Any]
 

@@ -11,18 +11,18 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.invocation import SHOWN
-from cli.jobs import Job
 from conf.errors import ExitCode
 from conf.exactness import describe_inexactness
 from conf.key_numbers import find_key_numbers
 from launch.gpu import GpuPlan
 from launch.local import LocalPlan
 from launch.preflight import Problem
-from runners.observe.dashboard import format_duration
-from runners.observe.labelled_table import LabelledTable
-from runners.observe.training_counts import count_trained
-from runners.tasks.listing import TaskListing
-from runners.trajectory.printable import make_line, make_printable
+from runners.campaigns.jobs import Job
+from runners.observe.figures.labelled_table import LabelledTable
+from runners.observe.figures.training_counts import count_trained
+from runners.observe.live.dashboard import format_duration
+from runners.records.printable import make_line, make_printable
+from runners.tasks.sets.listing import TaskListing
 
 
 def _facts(title: str) -> Table:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from runners.tasks.dataset_report import DatasetReport
+    from runners.tasks.sets.dataset_report import DatasetReport
 
     Reports = Mapping[str, DatasetReport]
     """Reports on the sets of tasks, by their places in the configuration."""

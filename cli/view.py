@@ -52,7 +52,7 @@ def view(
     import asyncio
     from contextlib import suppress
 
-    from runners.viewer.filters import ViewError
+    from runners.observe.viewer.filters import ViewError
 
     if out is not None:
         if port is not None or browser or rollout is not None:
@@ -71,7 +71,7 @@ async def _serve(run: Path, rollout: str | None, port: int | None, *, browser: b
     from urllib.parse import quote
 
     from cli.invocation import stderr
-    from runners.viewer.server import ViewServer
+    from runners.observe.viewer.server import ViewServer
 
     if rollout is not None:
         await asyncio.to_thread(_require_rollout, run, rollout)
@@ -85,8 +85,8 @@ async def _serve(run: Path, rollout: str | None, port: int | None, *, browser: b
 
 
 def _require_rollout(run: Path, rollout: str) -> None:
-    from runners.store.run_store import RunStore
-    from runners.viewer.rollout_view import find_attempts
+    from runners.observe.viewer.rollout_view import find_attempts
+    from runners.records.store.run_store import RunStore
 
     with RunStore.open(run, read_only=True) as store:
         find_attempts(store, rollout)
@@ -95,10 +95,10 @@ def _require_rollout(run: Path, rollout: str) -> None:
 def _write(run: Path, out: Path) -> None:
     import tempfile
 
-    from runners.export import dump, html
-    from runners.export.decoding import find_decode
-    from runners.report.report_data import read_document
-    from runners.store.run_store import RunStore
+    from runners.observe.export import dump, html
+    from runners.observe.export.decoding import find_decode
+    from runners.observe.report.report_data import read_document
+    from runners.records.store.run_store import RunStore
 
     with RunStore.open(run, read_only=True) as store:
         try:

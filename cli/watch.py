@@ -16,8 +16,8 @@ def watch(run: RunDir) -> None:
     """
     from cli.invocation import stderr, stdout
     from conf.errors import ExitCode
-    from runners.observe.run_poller import follow_run
-    from runners.observe.status import render
+    from runners.observe.live.run_poller import follow_run
+    from runners.observe.live.status import render
 
     try:
         status = follow_run(run, stderr())

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from runners.what_if.figures import RuleFigures
-    from runners.what_if.what_if import WhatIf
+    from runners.campaigns.what_if.figures import RuleFigures
+    from runners.campaigns.what_if.what_if import WhatIf
 
 EXAMPLES = examples(
     "agentrl what-if runs/20260101-120000-mixed fanout=collapse",
@@ -53,7 +53,7 @@ def what_if(run: RunDir, overrides: Overrides = None, as_json: Json = False) -> 
 
 def _ask(run: Path, overrides: list[str]) -> WhatIf:
     from cli.invocation import stderr
-    from runners.what_if.what_if import ask_what_if
+    from runners.campaigns.what_if.what_if import ask_what_if
 
     with stderr().status("reading the rollouts…") as status:
         return ask_what_if(
@@ -67,7 +67,7 @@ def _render(found: WhatIf) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    from runners.trajectory.printable import make_printable
+    from runners.records.printable import make_printable
 
     # Two spaces between columns: millions of tokens in a thousand groups fit into 80 columns.
     table = Table(
@@ -110,7 +110,7 @@ def _add_rows(
 
 
 def _cells(figures: RuleFigures) -> list[str]:
-    from runners.report.number_format import format_share, format_significant
+    from runners.observe.report.number_format import format_share, format_significant
 
     return [
         format_significant(figures.reward_mean),
@@ -124,7 +124,7 @@ def _cells(figures: RuleFigures) -> list[str]:
 
 def _describe(found: WhatIf) -> Iterator[str]:
     """Yield what a reader has to know about the figures."""
-    from runners.report.number_format import format_quantity
+    from runners.observe.report.number_format import format_quantity
 
     rollouts = format_quantity(found.total[0].rollouts, "rollout")
     if found.not_reproduced:

@@ -17,11 +17,11 @@ from cli.arguments import ProgramCommand
 from cli.complete_line import TABLE
 from conf.sections.task import FormatName
 from conf.write_reference import shorten
-from runners.evaluation.benchmarks import BENCHMARKS
-from runners.export.formats import FORMATS
-from runners.trajectory.outcome import OutcomeClass, OutcomeCode
-from runners.viewer.filters import KINDS, ONLY, SORTS
-from runners.viewer.in_progress import RUNNING
+from runners.campaigns.evaluation.benchmarks import BENCHMARKS
+from runners.observe.export.formats import FORMATS
+from runners.observe.viewer.filters import KINDS, ONLY, SORTS
+from runners.observe.viewer.in_progress import RUNNING
+from runners.records.outcome import OutcomeClass, OutcomeCode
 
 VALUES: Mapping[str, Iterable[str]] = {
     "BENCHMARK": BENCHMARKS,

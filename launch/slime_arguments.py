@@ -12,14 +12,14 @@ from launch.cluster_job import ClusterJob
 from launch.megatron_arguments import Arguments, megatron_arguments
 from launch.topology import Topology
 
-GENERATE = "runners.slime.entry_points.generate_rollout"
-DATA_SOURCE = "runners.slime.data_source.RunDataSource"
-REWARDS = "runners.slime.entry_points.post_process_rewards"
-EVALUATE = "runners.slime.entry_points.evaluate"
-INSTALL = "runners.slime.megatron.hooks.install"
-BEGIN_UPDATE = "runners.slime.megatron.hooks.begin_update"
-TRUNCATE = "runners.slime.megatron.hooks.truncate_ratios"
-LOSS = "runners.slime.megatron.hooks.policy_loss"
+GENERATE = "runners.campaigns.slime.entry_points.generate_rollout"
+DATA_SOURCE = "runners.campaigns.slime.data_source.RunDataSource"
+REWARDS = "runners.campaigns.slime.entry_points.post_process_rewards"
+EVALUATE = "runners.campaigns.slime.entry_points.evaluate"
+INSTALL = "runners.campaigns.slime.megatron.hooks.install"
+BEGIN_UPDATE = "runners.campaigns.slime.megatron.hooks.begin_update"
+TRUNCATE = "runners.campaigns.slime.megatron.hooks.truncate_ratios"
+LOSS = "runners.campaigns.slime.megatron.hooks.policy_loss"
 """The functions of agentrl that slime calls, the last four in its training processes."""
 IMPOSSIBLE = {
     "--colocate": "follows from trainer.rollout_nodes=0",

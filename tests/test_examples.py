@@ -14,7 +14,7 @@ from shutil import copytree
 
 import pytest
 
-from runners.store.run_store import RunStore
+from runners.records.store.run_store import RunStore
 from tests.fakes.followed_page import follow
 from tests.fakes.one_gpu import write_qwen3_0_6b
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from agentrl.testing.completions import END, Completion
+from agentrl.testing.scripted_engine import ScriptedEngine
 from runners.gateway.client import GatewayAdmin
 from runners.gateway.replicas.session_key import replica_of
-from runners.processes.ports import free_port
-from runners.store.run_store import RunStore
-from runners.testing.completions import END, Completion
-from runners.testing.scripted_engine import ScriptedEngine
-from runners.testing.tiny_tokenizer import write_tiny_tokenizer
+from runners.records.store.run_store import RunStore
+from runners.services.tiny_policy.tiny_tokenizer import write_tiny_tokenizer
+from runners.system.processes.ports import free_port
 from tests.fakes.replicated_gateway import inline_replicas
 from tests.fakes.running_gateway import Agent, Gateway, echo, settings_for, user
 

@@ -32,8 +32,11 @@ ROOT = Path(__file__).parents[1]
 TABLE = Path(__file__).with_name("key_table.txt")
 PACKAGES = ("cli", "conf", "launch", "runners")
 BEGINNINGS = {
-    "local": ["cli/run.py", "cli/eval.py", "runners/campaign/run.py"],
-    "slime": ["cli/cluster_run.py", *(f"runners/slime/{name}.py" for name in ("worker", "job"))],
+    "local": ["cli/run.py", "cli/eval.py", "runners/campaigns/run.py"],
+    "slime": [
+        "cli/cluster_run.py",
+        *(f"runners/campaigns/slime/{name}.py" for name in ("worker", "job")),
+    ],
 }
 """Modules from which everything that reads a configuration is imported, by trainer."""
 TRAINERS = tuple(BEGINNINGS)
@@ -160,7 +163,7 @@ def _imports(file: str) -> tuple[str, ...]:
         elif isinstance(node, ast.Import):
             names += [each.name for each in node.names]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            # a module that is imported by its name: ("runners.harnesses.codex", …)
+            # a module that is imported by its name: ("runners.rollouts.harnesses.codex", …)
             names += [node.value] if re.fullmatch(r"runners(\.\w+)+", node.value) else []
     return tuple(_files(names))
 
@@ -397,7 +400,7 @@ def test_a_key_that_acts_is_not_refused(key: str, values: dict[str, Any]) -> Non
 def test_the_table_itself_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A line that is not true is found, of every kind."""
     wrong: list[tuple[str, str, Any]] = [
-        ("run.keep_checkpoints", "slime", "read runners/campaign/loop.py"),
+        ("run.keep_checkpoints", "slime", "read runners/campaigns/loop.py"),
         ("trainer.learning_rate", "slime", "argument 3e-6 --weight-decay"),
         ("launch.nodes", "slime", "settings 4 NAME"),
         ("trainer.learning_rate", "slime", "refused 1e-5"),

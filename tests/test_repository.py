@@ -22,7 +22,7 @@ from cli.write_commands import render_table
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"cli", "conf", "launch", "runners"}
 FORBIDDEN_NAMES = {"utils", "helpers", "common", "manager", "base"}
-README_LINES = 40
+README_LINES = 60
 RUNS_ELSEWHERE = {"slime", "minisweagent", "native", "relay", "agentrl_channel", "agentrl_guard"}
 """Modules of the program inside which a file runs: slime, mini-swe-agent, our agent's and our
 graders' sandbox.
@@ -84,7 +84,7 @@ def test_the_build_and_the_import_contract_know_all_packages() -> None:
     tools = project()["tool"]
     found = tools["setuptools"]["packages"]["find"]["include"]
     assert {pattern.rstrip("*") for pattern in found} == {*PACKAGES, "agentrl"}
-    assert set(tools["importlinter"]["root_packages"]) == PACKAGES
+    assert set(tools["importlinter"]["root_packages"]) == {*PACKAGES, "agentrl"}
 
 
 def test_every_package_has_a_readme() -> None:

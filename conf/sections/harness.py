@@ -215,7 +215,7 @@ class CommandHarnessConfig(HarnessSection):
 
 
 class CustomHarnessConfig(PluginConfig, HarnessSection):
-    """An agent program of a plug-in (``runners/harnesses/contract.py``)."""
+    """An agent program of a plug-in (``runners/rollouts/harnesses/contract.py``)."""
 
     kind: Literal["custom"]
     max_turns: PositiveInt

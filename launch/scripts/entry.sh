@@ -19,12 +19,12 @@ phase preparing
 if [[ $LAUNCHER == kubernetes || $LAUNCHER == ray ]]; then # Elsewhere node.sh runs the pre-flight.
   "$PYTHON" -u "$HERE/check_nodes.py" "$STATE_DIR" "$NODES" -- bash "$HERE/preflight.sh" member
 fi
-"$PYTHON" -u -m runners.slime.job begin "$JOB_DIR" || {
+"$PYTHON" -u -m runners.campaigns.slime.job begin "$JOB_DIR" || {
   code=$?
   printf '%s\n' "$code" >"$STATE_DIR/job_code" # Ray reports that a job failed, not its exit code.
   exit "$code"
 }
-if ! output=$("$PYTHON" -u -m runners.slime.job check "$JOB_DIR" 2>&1); then
+if ! output=$("$PYTHON" -u -m runners.campaigns.slime.job check "$JOB_DIR" 2>&1); then
   printf '%s\n' "$output" | tail -n 3 >"$STATE_DIR/failed-$HOSTNAME"
   die 3 "$output"
 fi
@@ -39,7 +39,7 @@ phase training
 cd "$SLIME_DIR"
 code=0
 "$PYTHON" -u "$TRAIN_SCRIPT" "${TRAIN_ARGS[@]}" || code=$?
-"$PYTHON" -u -m runners.slime.job end "$JOB_DIR" "$code" || say "warning: the run's store could not be closed"
+"$PYTHON" -u -m runners.campaigns.slime.job end "$JOB_DIR" "$code" || say "warning: the run's store could not be closed"
 if ((code == 0 && EXPORT_WEIGHTS)); then
   bash "$HERE/export.sh" || say "warning: the weights could not be exported; try again on a node: bash $SCRIPT_DIR/export.sh"
 fi

@@ -32,7 +32,7 @@ from runners.engines.server_check import (
     require_checks,
     run_check,
 )
-from runners.trajectory.routing import RoutingShape, build_turn_routing
+from runners.records.routing import RoutingShape, build_turn_routing
 
 ABORT_DEADLINE_S = 10.0
 """From an abort to the answer that reports it: a server looks at aborts between two steps."""

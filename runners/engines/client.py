@@ -17,7 +17,6 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from runners.concurrency.limits import backoff_s
 from runners.engines.adapters import load_adapter
 from runners.engines.connection import (
     Body,
@@ -35,7 +34,8 @@ from runners.engines.contract import (
     session_id_of,
 )
 from runners.engines.prompt_json import PromptJson
-from runners.trajectory.record import UNKNOWN_VERSION
+from runners.records.record import UNKNOWN_VERSION
+from runners.system.concurrency.limits import backoff_s
 
 ABORT_DEADLINE_S = 5.0
 """Short, because an abort is only a hint: closing the connection already aborts the request."""

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf.errors import AgentrlError, ExitCode
-from runners.trajectory.record import IdArray, LogprobArray
-from runners.trajectory.weight_spans import WeightSpans
+from runners.records.record import IdArray, LogprobArray
+from runners.records.weight_spans import WeightSpans
 
 REQUEST_STATUS = frozenset({400, 413, 422})
 """HTTP statuses of a request that is refused for what it contains."""

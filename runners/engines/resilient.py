@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from runners.concurrency.limits import Admission, TokenBucket, backoff_s
 from runners.engines.continuation import (
     ABORTED,
     can_continue,
@@ -22,6 +21,7 @@ from runners.engines.continuation import (
     join_parts,
 )
 from runners.engines.contract import Engine, EngineError, Generation, SamplingParams, TokenIds
+from runners.system.concurrency.limits import Admission, TokenBucket, backoff_s
 
 INTERRUPT_S = 10.0
 """An engine gets so long to return what it sampled of requests that it was asked to abort; then

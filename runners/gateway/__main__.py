@@ -1,5 +1,5 @@
 """``python -m runners.gateway``: the gateway as a child process of a run (protocol:
-``runners.processes.service``).
+``runners.system.processes.service``).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 import uvloop
 
 from conf.errors import AgentrlError
-from runners.diagnostics.diagnostics import install_diagnostics
 from runners.gateway.garbage import COLLECTOR
 from runners.gateway.service import NO_HOOKS, GatewayHooks, serve
 from runners.gateway.settings import GatewaySettings
-from runners.processes.service import announce, receive_settings, wait_for_parent_exit
+from runners.system.diagnostics.diagnostics import install_diagnostics
+from runners.system.processes.service import announce, receive_settings, wait_for_parent_exit
 
 _log = logging.getLogger(__name__)
 

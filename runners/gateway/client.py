@@ -22,9 +22,9 @@ from typing import Any
 import aiohttp
 import orjson
 
-from runners.concurrency.limits import backoff_s
 from runners.engines.resilient import PauseResult
 from runners.gateway.gateway_error import GatewayError
+from runners.system.concurrency.limits import backoff_s
 
 DEADLINE_S = 60.0
 """Of a call. The gateway answers in milliseconds; ``finish`` waits for turns that are being stored.

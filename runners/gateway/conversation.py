@@ -18,8 +18,8 @@ from typing import Any, Literal
 import orjson
 
 from runners.engines.contract import Generation, TextReply
-from runners.gateway.tokenizer import ParsedResponse, ToolCall
-from runners.trajectory.record import MAIN_THREAD
+from runners.records.record import MAIN_THREAD
+from runners.records.tokenizer import ParsedResponse, ToolCall
 
 Role = Literal["system", "user", "assistant"]
 PieceKind = Literal["text", "thinking", "tool_call", "tool_result"]

@@ -21,7 +21,7 @@ import numpy as np
 from runners.gateway.client import GatewayAdmin
 from runners.gateway.gateway_error import GatewayError
 from runners.gateway.program_environment import program_environment
-from runners.trajectory.record import Segment
+from runners.records.record import Segment
 
 T = TypeVar("T")
 

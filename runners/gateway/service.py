@@ -18,31 +18,31 @@ from typing import Any
 from aiohttp import web
 
 from conf.sections.model import CHAT_TEMPLATE
-from runners.concurrency.first_event import wait_for_any
-from runners.concurrency.limits import Admission, TokenBucket
 from runners.engines.client import HttpEngine
 from runners.engines.contract import Engine
 from runners.engines.fixed_engines import connect_fixed_engine
 from runners.engines.resilient import ResilientEngine
 from runners.engines.sglang.workers import connect_engine
-from runners.gateway.chat_template import ServerParsers
-from runners.gateway.connections import raise_descriptor_limit
-from runners.gateway.control import ControlSocket
-from runners.gateway.listening import end_connections, open_listener
-from runners.gateway.monitoring.endpoint import serve_metrics
-from runners.gateway.registry import SessionRegistry, make_key
+from runners.gateway.http.connections import raise_descriptor_limit
+from runners.gateway.http.control import ControlSocket
+from runners.gateway.http.listening import end_connections, open_listener
+from runners.gateway.http.metrics_endpoint import serve_metrics
+from runners.gateway.http.server import GatewayServer
 from runners.gateway.replicas.session_key import make_replica_key
-from runners.gateway.server import GatewayServer
-from runners.gateway.session import SessionServices
-from runners.gateway.session_rollouts import RolloutPlaces, SessionRollouts
+from runners.gateway.sessions.registry import SessionRegistry, make_key
+from runners.gateway.sessions.session import SessionServices
+from runners.gateway.sessions.session_rollouts import RolloutPlaces, SessionRollouts
+from runners.gateway.sessions.turn_log import AsyncTurnLog, TurnLog
+from runners.gateway.sessions.wire_recorder import find_environment_secrets
 from runners.gateway.settings import GatewaySettings
-from runners.gateway.text_pool import TextPool
-from runners.gateway.text_work import make_text_work
-from runners.gateway.texts import Texts
-from runners.gateway.turn_log import AsyncTurnLog, TurnLog
-from runners.gateway.wire_recorder import find_environment_secrets
-from runners.processes.ports import BACKLOG
-from runners.store.run_store import RunStore
+from runners.gateway.texts.chat_template import ServerParsers
+from runners.gateway.texts.text_pool import TextPool
+from runners.gateway.texts.text_work import make_text_work
+from runners.gateway.texts.texts import Texts
+from runners.records.store.run_store import RunStore
+from runners.system.concurrency.first_event import wait_for_any
+from runners.system.concurrency.limits import Admission, TokenBucket
+from runners.system.processes.ports import BACKLOG
 
 MAX_ENGINE_CALLS = 4096
 """Calls of the engine in flight at first; admission lowers it when the engine pushes back."""

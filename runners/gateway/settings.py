@@ -30,8 +30,8 @@ from conf.sections.engine import (
 from conf.sections.gateway import GatewayLimitsConfig
 from conf.sections.scenario import compaction_window
 from conf.sections.training import SlimeTrainerConfig
-from runners.processes.ports import PATIENCE_S
-from runners.trajectory.routing import RoutingShape
+from runners.records.routing import RoutingShape
+from runners.system.processes.ports import PATIENCE_S
 
 
 @dataclass(frozen=True, slots=True)

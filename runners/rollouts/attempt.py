@@ -16,10 +16,21 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from conf.errors import error_text
-from runners.diagnostics.attempt_progress import AttemptProgress
 from runners.gateway.gateway_error import GatewayError
-from runners.harnesses.contract import HarnessContext, HarnessResult
-from runners.processes.recorder import RolloutRecorder
+from runners.records import ids
+from runners.records.counters import STORED_COUNTERS
+from runners.records.outcome import (
+    TEARDOWN,
+    Outcome,
+    OutcomeClass,
+    OutcomeCode,
+    Stage,
+    advance,
+)
+from runners.records.printable import shorten
+from runners.records.record import RolloutRecord
+from runners.records.session_summary import SessionSummary
+from runners.records.store.store_error import StoreError
 from runners.rollouts.attempt_record import (
     AGENT_CODE,
     classify_error,
@@ -29,33 +40,27 @@ from runners.rollouts.attempt_record import (
     with_reward,
 )
 from runners.rollouts.context import AttemptContext, AttemptResult, Execute
+from runners.rollouts.harnesses.contract import HarnessContext, HarnessResult
 from runners.rollouts.reward import RolloutReward
 from runners.rollouts.spec import RolloutSpec
 from runners.sandboxes.contract import EGRESS, KilledError, OversizedError, Sandbox
-from runners.sandboxes.cpu_time import CPU_S, CpuMeter, measure_cpu_time
-from runners.store.store_error import StoreError
+from runners.system.diagnostics.attempt_progress import AttemptProgress
+from runners.system.processes.cpu_time import CPU_S, CpuMeter, measure_cpu_time
+from runners.system.processes.recorder import RolloutRecorder
 from runners.tasks.capture_limits import make_refused_patch
 from runners.tasks.contract import HarborVerifier, Patch, Verdict, VerdictKind
-from runners.tasks.denied_hosts import denied_hosts
-from runners.tasks.graders.verdicts import make_verdict
-from runners.tasks.harbor.end_state import agent_limit_s, wait_healthy
-from runners.tasks.patch import capture_patch
-from runners.tasks.patch_record import TOUCHED, decode_patch, encode_patch_extra, encode_patch_text
-from runners.tasks.rollout_result import RolloutResult
-from runners.tasks.task_repositories import describe_workspace
-from runners.trajectory import ids
-from runners.trajectory.counters import STORED_COUNTERS
-from runners.trajectory.outcome import (
-    TEARDOWN,
-    Outcome,
-    OutcomeClass,
-    OutcomeCode,
-    Stage,
-    advance,
+from runners.tasks.grading.graders.end_state import agent_limit_s, wait_healthy
+from runners.tasks.grading.graders.verdicts import make_verdict
+from runners.tasks.patches.denied_hosts import denied_hosts
+from runners.tasks.patches.patch import capture_patch
+from runners.tasks.patches.patch_record import (
+    TOUCHED,
+    decode_patch,
+    encode_patch_extra,
+    encode_patch_text,
 )
-from runners.trajectory.printable import shorten
-from runners.trajectory.record import RolloutRecord
-from runners.trajectory.session_summary import SessionSummary
+from runners.tasks.repositories.task_repositories import describe_workspace
+from runners.tasks.rollout_result import RolloutResult
 
 _GUARD_CODES = {Stage.GRADE: OutcomeCode.GRADER_TIMEOUT}
 """Outcome of an attempt that the guard ends in a stage; in any other it is our own fault."""

@@ -10,16 +10,16 @@ from typing import Any
 
 from conf.errors import error_text
 from runners.gateway.gateway_error import GatewayError
+from runners.records import ids
+from runners.records.outcome import Outcome, OutcomeCode, Stage
+from runners.records.record import TASK_SET, RolloutRecord
+from runners.records.session_summary import SessionSummary
 from runners.rollouts.reward import RolloutReward
 from runners.rollouts.spec import RolloutSpec
 from runners.sandboxes.contract import SandboxError
 from runners.tasks.contract import Verdict, VerdictKind
-from runners.tasks.patch_record import decode_patch
+from runners.tasks.patches.patch_record import decode_patch
 from runners.tasks.rollout_result import RolloutResult
-from runners.trajectory import ids
-from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
-from runners.trajectory.record import TASK_SET, RolloutRecord
-from runners.trajectory.session_summary import SessionSummary
 
 AGENT_CODE = "agent_code"
 """Key of a record's ``extra``: the code with which the agent itself ended, once it is graded."""

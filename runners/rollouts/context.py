@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conf.sections.rollout import DeadlinesConfig
-from runners.concurrency.limits import TokenBucket
-from runners.diagnostics.attempt_progress import AttemptWatch
 from runners.gateway.client import GatewayAdmin
-from runners.harnesses.contract import Harness
+from runners.records.record import RolloutRecord
+from runners.rollouts.harnesses.contract import Harness
 from runners.rollouts.reward import ComputeReward
 from runners.rollouts.spec import RolloutSpec
 from runners.sandboxes.contract import SandboxBackend
+from runners.system.concurrency.limits import TokenBucket
+from runners.system.diagnostics.attempt_progress import AttemptWatch
 from runners.tasks.capture_limits import DEFAULT_LIMITS, CaptureLimits
 from runners.tasks.contract import Task
+from runners.tasks.repositories.task_repositories import use_repository_as_is
 from runners.tasks.rollout_result import Grader
-from runners.tasks.task_repositories import use_repository_as_is
-from runners.trajectory.record import RolloutRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

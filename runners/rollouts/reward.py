@@ -14,12 +14,12 @@ from conf.sections.task import (
     VerdictRewardConfig,
     find_part_weights,
 )
-from runners.plugins.calls import PluginFailedError, call_plugin, check_number
-from runners.plugins.loading import load_plugin
+from runners.records.printable import make_printable
+from runners.records.session_summary import SessionSummary
+from runners.system.plugins.calls import PluginFailedError, call_plugin, check_number
+from runners.system.plugins.loading import load_plugin
 from runners.tasks.contract import VerdictKind
 from runners.tasks.rollout_result import RolloutResult
-from runners.trajectory.printable import make_printable
-from runners.trajectory.session_summary import SessionSummary
 
 OF_TURNS = "turns"
 """Name of the part that is the sum of what turns earned (``RewardParts.turns``)."""

@@ -9,8 +9,8 @@ import hashlib
 from dataclasses import dataclass
 
 from conf.schema import Config
+from runners.records.ids import rollout_id
 from runners.tasks.contract import Task
-from runners.trajectory.ids import rollout_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class RolloutSpec:
     """One rollout to run: its place in the run, its task, its seed."""
 
     rollout_id: str
-    """Unique in the run; see ``runners.trajectory.ids``."""
+    """Unique in the run; see ``runners.records.ids``."""
     split: str
     """"train" or "eval"."""
     step: int

@@ -10,7 +10,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from pathlib import Path
 from typing import Any
 
-from runners.processes.recorder import ResourceRegistry
 from runners.sandboxes.contract import (
     CheckCommand,
     CheckOutput,
@@ -21,6 +20,7 @@ from runners.sandboxes.contract import (
     SandboxError,
     SandboxSpec,
 )
+from runners.system.processes.recorder import ResourceRegistry
 
 
 class ForwardingSandbox:

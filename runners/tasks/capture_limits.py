@@ -10,8 +10,8 @@ import hashlib
 from dataclasses import dataclass
 
 from conf.sections.rollout import CaptureConfig
+from runners.records.outcome import OutcomeCode
 from runners.tasks.contract import Patch
-from runners.trajectory.outcome import OutcomeCode
 
 MB = 1 << 20
 

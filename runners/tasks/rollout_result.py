@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from runners.records.outcome import Outcome, OutcomeCode, Stage
+from runners.records.session_summary import SessionSummary
 from runners.sandboxes.contract import Sandbox
 from runners.tasks.contract import Patch, Task, Verdict
-from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
-from runners.trajectory.session_summary import SessionSummary
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from conf.schema import Config
 from conf.sections.task import find_part_weights
-from runners.plugins.calls import PluginFailedError, check_number, describe_failure
+from runners.records.record import RolloutRecord
+from runners.system.plugins.calls import PluginFailedError, check_number, describe_failure
 from runners.training.estimators import (
     AdvantageEstimator,
     Gdpo,
@@ -21,7 +22,6 @@ from runners.training.estimators import (
     normalizes_step,
 )
 from runners.training.turn_credit import compute_turn_credits, credits_turns
-from runners.trajectory.record import RolloutRecord
 
 
 def compute_group_advantages(

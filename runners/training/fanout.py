@@ -20,11 +20,11 @@ from conf.sections.training import (
     RewardShare,
     SegmentsFanoutConfig,
 )
-from runners.plugins.calls import PluginFailedError, check_number, describe_failure
-from runners.plugins.loading import load_shared
+from runners.records.record import MAIN_THREAD, LogprobArray, Segment, SegmentKind
+from runners.records.routing import Routing
+from runners.system.plugins.calls import PluginFailedError, check_number, describe_failure
+from runners.system.plugins.loading import load_shared
 from runners.training.sample import Sample
-from runners.trajectory.record import MAIN_THREAD, LogprobArray, Segment, SegmentKind
-from runners.trajectory.routing import Routing
 
 DropReason = Literal[
     "unfinished", "collapsed", "side", "subagent", "compaction", "empty", "long", "many"

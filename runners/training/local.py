@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from conf.sections.plugin import PluginConfig
 from conf.sections.training import LocalTrainerConfig, RoutingOffConfig, RoutingReplayConfig
-from runners.plugins.calls import PluginFailedError
+from runners.records.record import LogprobArray
+from runners.records.routing import Routing, RoutingError, TokenAgreement
+from runners.system.plugins.calls import PluginFailedError
 from runners.training.attention import repeat_keys
 from runners.training.equal_passes import equalize_passes, make_placeholder
 from runners.training.freed_memory import return_freed_memory
@@ -49,8 +51,6 @@ from runners.training.token_weights import Rollout, compute_token_weights
 from runners.training.totals import StepTotals
 from runners.training.training_error import TrainingError
 from runners.training.tree.layers import enable_trees
-from runners.trajectory.record import LogprobArray
-from runners.trajectory.routing import Routing, RoutingError, TokenAgreement
 
 NATIVE = RoutingOffConfig(kind="off")
 """No replay: training chooses its own experts."""

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from conf.sections.plugin import PluginConfig
 from conf.sections.training import CorrectionConfig, LocalTrainerConfig
-from runners.plugins.calls import PluginFailedError, describe_failure
-from runners.plugins.loading import load_shared
+from runners.system.plugins.calls import PluginFailedError, describe_failure
+from runners.system.plugins.loading import load_shared
 from runners.training.loss_contract import PolicyLoss, TokenLosses, TrainedTokens
 
 NAME = "trainer.loss"

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from runners.records.record import LogprobArray
 from runners.training.sample import Sample
 from runners.training.token_weights import Rollout
 from runners.training.tree.attention import TreeAttention
 from runners.training.tree.packing import Nodes, count_run, pack_samples
-from runners.trajectory.record import LogprobArray
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from runners.records.record import IdArray
+from runners.records.routing import Routing, RoutingShape, make_unrouted
 from runners.training.sample import Sample
-from runners.trajectory.record import IdArray
-from runners.trajectory.routing import Routing, RoutingShape, make_unrouted
 
 PROMPT_TOKENS = 512
 """Most tokens kept of a prompt: the row has no weight, but the trainer computes it."""

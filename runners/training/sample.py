@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from runners.trajectory.record import IdArray, LogprobArray
-from runners.trajectory.routing import Routing
+from runners.records.record import IdArray, LogprobArray
+from runners.records.routing import Routing
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,17 +11,17 @@ from typing import Any, get_args
 
 import numpy as np
 
-from runners.training.advantages import key_of
-from runners.training.named_means import means_by_name
-from runners.training.step_samples import StepSamples
-from runners.trajectory.counters import SUMMED_COUNTERS
-from runners.trajectory.outcome import OutcomeCode
-from runners.trajectory.record import (
+from runners.records.counters import SUMMED_COUNTERS
+from runners.records.outcome import OutcomeCode
+from runners.records.record import (
     TASK_SET,
     UNKNOWN_VERSION,
     RolloutRecord,
     SegmentKind,
 )
+from runners.training.advantages import key_of
+from runners.training.named_means import means_by_name
+from runners.training.step_samples import StepSamples
 
 
 def step_metrics(

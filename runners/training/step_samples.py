@@ -15,16 +15,16 @@ from dataclasses import dataclass, replace
 from conf.errors import ExitCode, error_text
 from conf.schema import Config
 from conf.sections.training import RoutingRolloutConfig, TrainerConfig
-from runners.store.store_error import StoreError
+from runners.records.outcome import OutcomeClass
+from runners.records.record import RolloutRecord, SegmentKind
+from runners.records.routing import RoutingError
+from runners.records.store.store_error import StoreError
 from runners.training.advantages import StepGroups
 from runners.training.fanout import DropReason, FanOut, fan_out
 from runners.training.gradient import has_gradient
 from runners.training.sample import Sample
 from runners.training.stored_rollout import LoadRollout
 from runners.training.turn_credit import spread_over_tokens
-from runners.trajectory.outcome import OutcomeClass
-from runners.trajectory.record import RolloutRecord, SegmentKind
-from runners.trajectory.routing import RoutingError
 
 
 @dataclass(frozen=True, slots=True)

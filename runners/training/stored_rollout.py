@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from runners.store.run_store import RunStore
-from runners.trajectory.graph import build_segments
-from runners.trajectory.record import RolloutRecord, Segment, Turn
-from runners.trajectory.routing import Routing, RoutingShape, build_segment_routing
+from runners.records.graph import build_segments
+from runners.records.record import RolloutRecord, Segment, Turn
+from runners.records.routing import Routing, RoutingShape, build_segment_routing
+from runners.records.store.run_store import RunStore
 
 
 @dataclass(frozen=True, slots=True)

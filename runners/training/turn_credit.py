@@ -16,8 +16,8 @@ from itertools import accumulate
 import numpy as np
 
 from conf.sections.training import LocalTrainerConfig, TrainerConfig
+from runners.records.record import LogprobArray, RolloutRecord, Segment, Turn
 from runners.training.estimators import AdvantageEstimator
-from runners.trajectory.record import LogprobArray, RolloutRecord, Segment, Turn
 
 
 def credits_turns(trainer: TrainerConfig) -> bool:

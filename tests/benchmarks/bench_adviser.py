@@ -24,9 +24,9 @@ from rich.console import Console
 from rich.table import Table
 
 import agentrl
-from runners.adviser.adviser import advise
-from runners.adviser.history import History, read_history
-from runners.store.run_store import RunStore
+from runners.observe.adviser.adviser import advise
+from runners.observe.adviser.history import History, read_history
+from runners.records.store.run_store import RunStore
 from tests.fakes.illnesses import ILLNESSES, double_tasks, infect
 from tests.fakes.recorded_runs import healthy_runs
 

@@ -27,9 +27,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from runners.store.run_store import RunStore
+from runners.records.outcome import OutcomeCode
+from runners.records.store.run_store import RunStore
 from runners.tasks.bugfix.project import Project, draw_project
-from runners.trajectory.outcome import OutcomeCode
 from tests.starting_policy.demonstrations import Chain, build_chains
 from tests.starting_policy.making import RECIPE, make_policy
 

@@ -31,14 +31,14 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from runners.processes.ledger import Ledger
-from runners.processes.process_names import PREFIX, is_stale
-from runners.processes.process_tags import SANDBOX_TAG, SERVICE_TAG
+from runners.records.store.run_store import RunStore
+from runners.records.store.store_error import StoreError
 from runners.sandboxes.local.backend import SHARED_MEMORY
 from runners.sandboxes.local.confinement import HIERARCHIES
-from runners.store.run_store import RunStore
-from runners.store.store_error import StoreError
-from tests.runners.campaign.account import account, differences
+from runners.system.processes.ledger import Ledger
+from runners.system.processes.process_names import PREFIX, is_stale
+from runners.system.processes.process_tags import SANDBOX_TAG, SERVICE_TAG
+from tests.runners.campaigns.account import account, differences
 
 CAMPAIGN = [
     *("run.steps=3", "run.tasks_per_step=2", "run.rollouts_per_task=2", "run.eval_tasks=4"),

@@ -31,8 +31,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from runners.store.run_state import State
-from runners.store.run_store import RunStore
+from runners.records.store.run_state import State
+from runners.records.store.run_store import RunStore
 
 DYNAMIC = ("rollout.replace_flat=true", "rollout.spare_groups=8")
 ARMS: dict[str, tuple[str, ...]] = {

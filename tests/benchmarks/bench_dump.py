@@ -21,10 +21,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from runners.export.dump import dump
-from runners.export.formats import FORMATS
-from runners.store.run_store import RunStore
-from runners.trajectory.record import IdArray, Turn
+from runners.observe.export.dump import dump
+from runners.observe.export.formats import FORMATS
+from runners.records.record import IdArray, Turn
+from runners.records.store.run_store import RunStore
 from tests.fakes.records import CONFIG, a_rollout, a_turn
 
 PARENTS = (None, 0, None, 2, 1, 4)

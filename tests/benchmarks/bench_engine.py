@@ -40,7 +40,7 @@ from runners.engines.embedded.model import PackedStep, Qwen3Moe, RoutingArray
 from runners.engines.embedded.request import Request, RequestSampling
 from runners.engines.embedded.scheduler import Scheduler
 from runners.engines.embedded.weights import load_weights
-from runners.processes.service import Service
+from runners.system.processes.service import Service
 from tests.fakes.tiny_model import write_tiny_model
 
 VOCABULARY = 800

@@ -32,7 +32,7 @@ from runners.engines.embedded.model import Qwen3Moe
 from runners.engines.embedded.request import Request, RequestSampling
 from runners.engines.embedded.scheduler import Scheduler
 from runners.engines.embedded.weights import load_weights
-from runners.trajectory.record import IdArray
+from runners.records.record import IdArray
 from tests.fakes.tiny_model import write_tiny_model
 
 VOCABULARY = 800

@@ -141,7 +141,7 @@ def attacks() -> dict[str, Send]:
             "/v1/messages/count_tokens",
             orjson.dumps({"model": "policy", "messages": [user(long_text)]}),
         ),
-        # Just below what is handed to a process (runners/gateway/texts.py).
+        # Just below what is handed to a process (runners/gateway/texts/texts.py).
         "texts": _post_new(lambda name: _messages(name + OUTPUT * (15_900 // len(OUTPUT)))),
         "halves": _post_new(lambda name: _messages("Fix it.", metadata={name: "x" * 1_000_000})),
         "pieces": _post_new(

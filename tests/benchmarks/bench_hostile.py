@@ -21,9 +21,9 @@ import time
 from pathlib import Path
 
 from conf.sections.sandbox import LocalSandboxConfig
+from runners.records.outcome import OutcomeCode
 from runners.sandboxes.local.backend import SHARED_MEMORY, LocalBackend
 from runners.tasks.bugfix import build
-from runners.trajectory.outcome import OutcomeCode
 from tests.fakes.hostile_programs import make_program
 from tests.fakes.hostile_run import find_left, run_programs
 

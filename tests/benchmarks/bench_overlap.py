@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from conf.sections.run import OverlapName
-from runners.campaign.overlap.limits import OverlapLimits
+from runners.campaigns.overlap.limits import OverlapLimits
 from tests.benchmarks.virtual_campaign import (
     Rule,
     Scheduled,

@@ -33,13 +33,13 @@ from conf.sections.training import LocalTrainerConfig
 from runners.engines.contract import Generation, SamplingParams
 from runners.engines.embedded.core import EngineCore
 from runners.engines.embedded.rounding import Precision
-from runners.gateway.tokenizer import load_renderer, load_tokenizer
+from runners.records.record import IdArray
+from runners.records.routing import Routing, RoutingShape, build_turn_routing
+from runners.records.starting_policy import find_shipped_policy
+from runners.records.tokenizer import load_renderer, load_tokenizer
 from runners.training.local import LocalTrainer
 from runners.training.routing.shape import read_routing_shape
 from runners.training.sample import Sample
-from runners.trajectory.record import IdArray
-from runners.trajectory.routing import Routing, RoutingShape, build_turn_routing
-from runners.trajectory.starting_policy import find_shipped_policy
 from tests.benchmarks.bench_campaign import run_campaign
 from tests.fakes.tiny_model import write_tiny_model
 from tests.starting_policy.demonstrations import demonstrate, draw_episodes

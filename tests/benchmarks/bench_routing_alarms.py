@@ -24,12 +24,12 @@ from rich.table import Table
 from conf.compose import compose
 from conf.sections.training import LocalTrainerConfig
 from runners.engines.embedded.rounding import Precision
+from runners.records.routing import RoutingError
+from runners.records.starting_policy import find_shipped_policy
 from runners.training.local import LocalTrainer
 from runners.training.routing.disagreement import DisagreementCheck
 from runners.training.routing.shape import read_routing_shape
 from runners.training.sample import Sample
-from runners.trajectory.routing import RoutingError
-from runners.trajectory.starting_policy import find_shipped_policy
 from tests.benchmarks.bench_routing import (
     ENGINES,
     prompts,

@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from runners.tasks.dataset_report import read_dataset
+from runners.tasks.sets.dataset_report import read_dataset
 from tests.runners.tasks.dataset_rows import config
 
 WORDS = [f"name_{number}" for number in range(4000)]

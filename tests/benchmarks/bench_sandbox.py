@@ -26,8 +26,9 @@ from typing import Any
 from conf.sections.harness import NativeHarnessConfig
 from conf.sections.sandbox import LocalSandboxConfig
 from conf.sections.scenario import LinearScenarioConfig
-from runners.harnesses.contract import HarnessContext
-from runners.harnesses.native import NativeHarness
+from runners.records.outcome import OutcomeCode
+from runners.rollouts.harnesses.contract import HarnessContext
+from runners.rollouts.harnesses.native import NativeHarness
 from runners.sandboxes.contract import Sandbox, SandboxSpec
 from runners.sandboxes.local.backend import LocalBackend
 from runners.sandboxes.remote.archive_cache import ArchiveCache
@@ -36,9 +37,8 @@ from runners.sandboxes.remote.long_script import START
 from runners.sandboxes.remote.sandbox import RemoteSandbox
 from runners.tasks.bugfix import build
 from runners.tasks.contract import Task, VerdictKind
-from runners.tasks.grading import SandboxGrader
-from runners.tasks.workspace_diff import diff_workspace
-from runners.trajectory.outcome import OutcomeCode
+from runners.tasks.grading.grading import SandboxGrader
+from runners.tasks.patches.workspace_diff import diff_workspace
 from tests.fakes.podman import find_obstacle, podman_engine
 from tests.fakes.sandbox_backends import podman_settings
 from tests.fakes.scripted_gateway import Reply, ScriptedGateway, Step, scripted_gateway, use

@@ -11,8 +11,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from runners.observe.status import read_store_status
-from runners.store.run_store import RunStore
+from runners.observe.live.status import read_store_status
+from runners.records.store.run_store import RunStore
 from tests.fakes.records import CONFIG, a_rollout
 
 STEP_ROLLOUTS = 256

@@ -18,9 +18,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from runners.export.dump import dump
-from runners.processes.ledger import Ledger
-from runners.store.run_store import RunStore
+from runners.observe.export.dump import dump
+from runners.records.store.run_store import RunStore
+from runners.system.processes.ledger import Ledger
 from tests.fakes.records import CONFIG, a_rollout, a_turn
 
 TURNS_PER_SESSION = 10

@@ -32,10 +32,10 @@ from rich.table import Table
 from torch import Tensor
 
 from conf.compose import compose
+from runners.records.record import RolloutRecord
 from runners.training.advantages import StepGroups
 from runners.training.local import LocalTrainer
 from runners.training.sample import Sample
-from runners.trajectory.record import RolloutRecord
 from tests.fakes.local_trainer import VOCAB, make_trainer
 from tests.fakes.records import a_rollout
 from tests.fakes.tiny_model import write_tiny_model

@@ -21,7 +21,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from runners.what_if.what_if import ask_what_if
+from runners.campaigns.what_if.what_if import ask_what_if
 from tests.fakes.trained_run import train_run
 
 QUESTIONS = (

@@ -12,14 +12,14 @@ import aiohttp
 import orjson
 import psutil
 
+from agentrl.testing.completions import Completion, spoken
+from agentrl.testing.scripted_engine import ScriptedEngine
 from runners.gateway.client import GatewayAdmin
 from runners.gateway.replicas.session_key import replica_of
 from runners.gateway.settings import GatewaySettings
-from runners.processes.service import Service
-from runners.store.run_store import RunStore
-from runners.testing.completions import Completion, spoken
-from runners.testing.scripted_engine import ScriptedEngine
-from runners.testing.tiny_tokenizer import write_tiny_tokenizer
+from runners.records.store.run_store import RunStore
+from runners.services.tiny_policy.tiny_tokenizer import write_tiny_tokenizer
+from runners.system.processes.service import Service
 from tests.fakes.replicated_gateway import replicated_gateway
 from tests.fakes.running_gateway import (
     TOOLS,

@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 import numpy as np
 import orjson
 
-from runners.testing.completions import Completion
-from runners.testing.scripted_engine import ScriptedEngine
+from agentrl.testing.completions import Completion
+from agentrl.testing.scripted_engine import ScriptedEngine
 from tests.fakes.running_gateway import (
     TOOLS,
     assemble_message,

@@ -24,9 +24,9 @@ from runners.engines.contract import SamplingParams
 from runners.gateway.conversation import group_messages, read_answer
 from runners.gateway.dialects import anthropic
 from runners.gateway.settings import GatewaySettings
-from runners.gateway.text_work import TextWork, make_text_work
-from runners.processes.service import announce, receive_settings
-from runners.trajectory.record import IdArray
+from runners.gateway.texts.text_work import TextWork, make_text_work
+from runners.records.record import IdArray
+from runners.system.processes.service import announce, receive_settings
 
 ADMIN_KEY = "admin"
 

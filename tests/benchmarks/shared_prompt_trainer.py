@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from runners.records.prefix import common_prefix_length
 from runners.training.hidden_states import ForwardScope
 from runners.training.local import LocalTrainer
 from runners.training.micro_batches import MicroBatch, make_micro_batches
 from runners.training.policy import find_decoder
 from runners.training.recompute import Entropy, compute_chosen_logprobs
 from runners.training.sample import Sample
-from runners.trajectory.prefix import common_prefix_length
 from tests.benchmarks.shared_prompt import compute_hidden_states
 
 OPENING = 64

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Protocol
 
-from runners.campaign.overlap.events import Event, to_row
-from runners.campaign.overlap.limits import OverlapLimits
-from runners.campaign.overlap.scheduler import GroupScheduler
+from runners.campaigns.overlap.events import Event, to_row
+from runners.campaigns.overlap.limits import OverlapLimits
+from runners.campaigns.overlap.scheduler import GroupScheduler
 
 
 class Deadlock(Exception):

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterator
 
 from runners.tasks.contract import Task
-from runners.tasks.diffs import read_paths
+from runners.tasks.patches.diffs import read_paths
 
 FORMS = ("reference", "variable", "helper", "closure", "class", "loop", "comments")
 

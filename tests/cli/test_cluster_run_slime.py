@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from runners.store.run_store import RunStore
+from runners.records.store.run_store import RunStore
 from tests.cli.conftest import Agentrl
 from tests.fakes.cluster import HOSTS, Cluster, make_cluster
 from tests.fakes.cluster_tasks import write_job_inputs

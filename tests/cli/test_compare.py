@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from runners.store.json_text import clean_text
-from runners.store.run_state import State
-from runners.store.run_store import RunStore
-from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
+from runners.records.outcome import Outcome, OutcomeCode, Stage
+from runners.records.store.json_text import clean_text
+from runners.records.store.run_state import State
+from runners.records.store.run_store import RunStore
 from tests.cli.conftest import Agentrl
 from tests.fakes.hostile import STEERING, TEXTS
 from tests.fakes.records import CONFIG, a_rollout, example_run

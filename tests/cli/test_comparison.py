@@ -8,12 +8,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from cli.jobs import Job
 from cli.tables import render_comparison, render_differences, render_problems
 from conf.compose import compose
 from conf.errors import ExitCode
 from launch.local import plan_local_run
 from launch.preflight import Problem
+from runners.campaigns.jobs import Job
 
 
 def test_the_comparison_marks_the_best_run_and_shows_runs_that_could_not_start() -> None:

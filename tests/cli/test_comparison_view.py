@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from cli.comparison_view import RateCurves, shorten_amount
-from runners.observe.curves import SOLVE_RATE
+from runners.observe.figures.curves import SOLVE_RATE
 
 
 def make_run(label: str, held_out: int, trained: int, benchmark: str | None = None) -> Any:

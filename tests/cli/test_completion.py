@@ -19,8 +19,8 @@ import pytest
 from cli.complete_line import TABLE, VARIABLE, complete_line, print_completions
 from cli.complete_words import COMPLETERS
 from cli.completion import SCRIPTS
-from runners.evaluation.benchmarks import BENCHMARKS
-from runners.store.run_store import RunStore
+from runners.campaigns.evaluation.benchmarks import BENCHMARKS
+from runners.records.store.run_store import RunStore
 from tests.cli.conftest import REPOSITORY, Agentrl
 from tests.fakes.records import CONFIG, a_rollout, example_run
 

@@ -16,8 +16,8 @@ import pytest
 from conf.compose import compose
 from conf.errors import ExitCode
 from conf.sections.section import ENGINE_KEY
-from runners.evaluation.benchmarks import find_benchmark
-from runners.store.run_store import RunStore
+from runners.campaigns.evaluation.benchmarks import find_benchmark
+from runners.records.store.run_store import RunStore
 from tests.cli.conftest import ENVIRONMENT, Agentrl
 from tests.fakes.anthropic_server import AnthropicServer
 from tests.fakes.endpoint_servers import MODEL, Call, EndpointServer, TextAnswer

@@ -10,9 +10,9 @@ import pytest
 
 from conf.compose import compose
 from conf.errors import ExitCode
-from runners.store.run_state import State
-from runners.store.run_store import RunStore
-from runners.testing.tiny_tokenizer import write_tiny_tokenizer
+from runners.records.store.run_state import State
+from runners.records.store.run_store import RunStore
+from runners.services.tiny_policy.tiny_tokenizer import write_tiny_tokenizer
 from tests.cli.conftest import Agentrl
 
 pytestmark = pytest.mark.integration

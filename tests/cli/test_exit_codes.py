@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from conf.compose import compose
-from runners.store.run_state import State
-from runners.store.run_store import RunStore
+from runners.records.store.run_state import State
+from runners.records.store.run_store import RunStore
 from tests.cli.conftest import Agentrl
 from tests.runners.tasks.dataset_rows import write
 from tests.runners.tasks.published_rows import ROWS

@@ -16,13 +16,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from agentrl.testing.completions import END, Completion
+from agentrl.testing.scripted_engine import ScriptedEngine
 from conf.errors import ExitCode
-from runners.export.jsonl import validate
-from runners.store.run_store import RunStore
-from runners.testing.completions import END, Completion
-from runners.testing.scripted_engine import ScriptedEngine
-from runners.testing.tiny_tokenizer import write_tiny_tokenizer
-from runners.trajectory.record import RolloutRecord
+from runners.observe.export.jsonl import validate
+from runners.records.record import RolloutRecord
+from runners.records.store.run_store import RunStore
+from runners.services.tiny_policy.tiny_tokenizer import write_tiny_tokenizer
 from tests.cli.conftest import ENVIRONMENT, Agentrl
 
 AGENT = """

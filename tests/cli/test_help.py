@@ -98,7 +98,7 @@ def test_show_json_is_the_resolved_configuration(agentrl: Agentrl) -> None:
 
 def test_the_help_of_only_names_every_kind_that_the_export_knows() -> None:
     from cli.dump import dump_trajectories
-    from runners.export.dump import ONLY
+    from runners.observe.export.dump import ONLY
 
     option = get_type_hints(dump_trajectories, include_extras=True)["only"].__metadata__[0]
     *first, last = ONLY
@@ -107,7 +107,7 @@ def test_the_help_of_only_names_every_kind_that_the_export_knows() -> None:
 
 def test_the_help_of_eval_names_every_benchmark() -> None:
     from cli.eval import evaluate
-    from runners.evaluation.benchmarks import BENCHMARKS
+    from runners.campaigns.evaluation.benchmarks import BENCHMARKS
 
     argument = get_type_hints(evaluate, include_extras=True)["benchmark"].__metadata__[0]
     assert argument.help == f"What to measure: {', '.join(BENCHMARKS)}."

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cli.jobs import new_jobs
 from conf.errors import ConfigError
+from runners.campaigns.jobs import new_jobs
 
 
 @pytest.mark.parametrize("word", ["eval.tasks=3", "eval={tasks: 3}", "eval.ids=a,b"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runners.store.run_state import State
+from runners.records.store.run_state import State
 from tests.cli.conftest import Agentrl
 from tests.fakes.records import example_run
 

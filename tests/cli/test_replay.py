@@ -11,8 +11,8 @@ import pytest
 
 from conf.compose import compose
 from tests.cli.conftest import Agentrl
-from tests.runners.harnesses.real_agent import call, install_or_skip
-from tests.runners.replay.recorded_rollout import ROLLOUT, record, run_config
+from tests.runners.campaigns.replay.recorded_rollout import ROLLOUT, record, run_config
+from tests.runners.rollouts.harnesses.real_agent import call, install_or_skip
 
 pytestmark = pytest.mark.integration
 

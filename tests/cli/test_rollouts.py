@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from runners.store.run_state import State
-from runners.store.run_store import RunStore
-from runners.viewer.rollout_view import open_rollout
-from runners.viewer.terminal import BLOCK, render_rollout
+from runners.observe.viewer.rollout_view import open_rollout
+from runners.observe.viewer.terminal import BLOCK, render_rollout
+from runners.records.store.run_state import State
+from runners.records.store.run_store import RunStore
 from tests.cli.conftest import Agentrl
 from tests.fakes.records import a_rollout, a_turn, branched_turns, example_run
 

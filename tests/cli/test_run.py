@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.testing.completions import Completion
+from agentrl.testing.scripted_engine import ScriptedEngine
 from conf.errors import ExitCode
-from runners.store.run_store import RunStore
-from runners.store.store_error import StoreError
-from runners.testing.completions import Completion
-from runners.testing.scripted_engine import ScriptedEngine
-from runners.testing.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
+from runners.records.store.run_store import RunStore
+from runners.records.store.store_error import StoreError
+from runners.services.tiny_policy.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 from tests.cli.conftest import REPOSITORY, Agentrl
 from tests.fakes.tiny_model import write_tiny_model
 

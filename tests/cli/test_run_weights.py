@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cli.run_weights import use_run_weights
 from conf.compose import compose
 from conf.errors import ConfigError
-from runners.runtime.policy import Policy, prepare_policy
+from runners.campaigns.run_weights import use_run_weights
+from runners.services.policy import Policy, prepare_policy
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from conf.errors import ExitCode
-from runners.store.run_store import RunStore
-from runners.store.store_error import StoreError
-from runners.testing.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
+from runners.records.store.run_store import RunStore
+from runners.records.store.store_error import StoreError
+from runners.services.tiny_policy.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 from tests.cli.conftest import REPOSITORY, Agentrl, Ended
 from tests.fakes.cluster import HOSTS, Cluster, make_cluster, wait_for
 from tests.fakes.tiny_model import write_tiny_model

@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from cli.what_if import _render
-from runners.what_if.figures import RuleFigures
-from runners.what_if.what_if import StepComparison, WhatIf
+from runners.campaigns.what_if.figures import RuleFigures
+from runners.campaigns.what_if.what_if import StepComparison, WhatIf
 from tests.cli.conftest import Agentrl
 from tests.fakes.trained_run import train_run
 

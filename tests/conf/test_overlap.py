@@ -6,7 +6,7 @@ import pytest
 
 from conf.compose import compose
 from conf.errors import ConfigError
-from runners.campaign.overlap.run_schedule import find_limits
+from runners.campaigns.overlap.run_schedule import find_limits
 
 SGLANG = (
     *("engine=sglang", "engine.url=http://127.0.0.1:1", "model.path=/x"),

@@ -6,7 +6,7 @@ import pytest
 
 from conf.compose import compose, from_json, to_json
 from conf.errors import ConfigError
-from runners.campaign.overlap.run_schedule import find_limits
+from runners.campaigns.overlap.run_schedule import find_limits
 
 SLIME = [
     *("trainer=slime", "model=qwen3_30b_a3b", "model.path=/weights", "launch=slurm"),

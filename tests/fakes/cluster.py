@@ -13,8 +13,8 @@ from pathlib import Path
 from conf.schema import Config
 from launch.job_files import write_job
 from launch.plan import plan_job
-from runners.processes.ports import free_port
-from runners.testing.tiny_tokenizer import write_tiny_tokenizer
+from runners.services.tiny_policy.tiny_tokenizer import write_tiny_tokenizer
+from runners.system.processes.ports import free_port
 from tests.fakes.cluster_config import a_config, job_lines
 
 REPOSITORY = Path(__file__).parents[2]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from runners.testing.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
+from runners.services.tiny_policy.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 from tests.fakes.tiny_model import write_tiny_model
-from tests.runners.tasks.repositories import make_task
+from tests.runners.tasks.example_repositories import make_task
 
 
 def write_job_inputs(shared: Path, tasks: int, *, repository: Path) -> Path:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 
-from runners.processes.service import announce, receive_settings, wait_for_parent_exit
+from runners.system.processes.service import announce, receive_settings, wait_for_parent_exit
 
 
 async def main() -> None:

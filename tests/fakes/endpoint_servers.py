@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Self
 import orjson
 from aiohttp import web
 
-from runners.testing.loopback_server import LoopbackServer
+from agentrl.testing.loopback_server import LoopbackServer
 
 MODEL = "served-model"
 

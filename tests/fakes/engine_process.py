@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from runners.processes.service import wait_for_parent_exit
-from runners.testing.completions import Completion, spoken
-from runners.testing.scripted_engine import ScriptedEngine
+from agentrl.testing.completions import Completion, spoken
+from agentrl.testing.scripted_engine import ScriptedEngine
+from runners.system.processes.service import wait_for_parent_exit
 
 SAYS = spoken([{"type": "text", "text": "I give up."}])
 DELAY_S = 0.5

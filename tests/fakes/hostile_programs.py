@@ -9,7 +9,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from runners.trajectory.outcome import OutcomeCode
+from runners.records.outcome import OutcomeCode
 
 FINISHED = OutcomeCode.POLICY_FINISHED
 PATCH, WORKSPACE, UNREADABLE = (

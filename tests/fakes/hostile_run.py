@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from runners.records.outcome import OutcomeCode
 from runners.sandboxes.contract import OversizedError, SandboxSpec
 from runners.sandboxes.local.backend import LocalBackend
 from runners.tasks.capture_limits import DEFAULT_LIMITS
 from runners.tasks.contract import Task
-from runners.tasks.grading import SandboxGrader
-from runners.tasks.patch import capture_patch
-from runners.trajectory.outcome import OutcomeCode
+from runners.tasks.grading.grading import SandboxGrader
+from runners.tasks.patches.patch import capture_patch
 
 DEADLINE_S = 5.0
 """Of a program: some wait for signals that they ignore."""

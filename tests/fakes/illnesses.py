@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from runners.adviser.history import History, StepFacts
+from runners.observe.adviser.history import History, StepFacts
 
 Change = Callable[[StepFacts, History], StepFacts]
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from conf.errors import AgentrlError
-from runners.ray_workers.errors import NodeLost
-from runners.ray_workers.node_worker import NodeInfo, RemoteWorker
-from runners.ray_workers.remote_recorder import RecorderCall
-from runners.ray_workers.worker import Worker, identity
+from runners.records import ids
 from runners.rollouts.spec import RolloutSpec
-from runners.trajectory import ids
+from runners.services.ray_workers.errors import NodeLost
+from runners.services.ray_workers.node_worker import NodeInfo, RemoteWorker
+from runners.services.ray_workers.remote_recorder import RecorderCall
+from runners.services.ray_workers.worker import Worker, identity
 
 NODE = "node/1"
 

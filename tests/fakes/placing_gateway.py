@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from runners.gateway.branches import Branches, Placement
 from runners.gateway.conversation import (
     Answer,
     IssuedCall,
@@ -16,11 +15,12 @@ from runners.gateway.conversation import (
     RequestAttribution,
     TurnRequest,
 )
-from runners.gateway.prefix_matching import prepare_request
-from runners.gateway.text_work import TextWork
-from runners.gateway.texts import Texts
-from runners.gateway.tokenizer import Renderer, Tokenizer
-from runners.trajectory.record import Turn
+from runners.gateway.texts.text_work import TextWork
+from runners.gateway.texts.texts import Texts
+from runners.gateway.tree.branches import Branches, Placement
+from runners.gateway.tree.prefix_matching import prepare_request
+from runners.records.record import Turn
+from runners.records.tokenizer import Renderer, Tokenizer
 from tests.fakes.running_gateway import make_limits
 
 SYSTEM = Piece(-1, "system", "text", "You fix bugs.")

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from runners.adviser.history import History, StepFacts, read_history
-from runners.store.run_store import RunStore
+from runners.observe.adviser.history import History, StepFacts, read_history
+from runners.records.store.run_store import RunStore
 
 FOLDER = Path(__file__).parent / "recorded" / "adviser"
 _SECTIONS = ("run", "scenario", "sampling", "seed")

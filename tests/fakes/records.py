@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from runners.store.run_store import RunStore
-from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
-from runners.trajectory.record import RolloutRecord, Turn
+from runners.records.outcome import Outcome, OutcomeCode, Stage
+from runners.records.record import RolloutRecord, Turn
+from runners.records.store.run_store import RunStore
 
 CONFIG = {"run": {"steps": 3}, "scenario": {"kind": "linear"}}
 

@@ -12,7 +12,7 @@ from runners.gateway.client import GatewayAdmin
 from runners.gateway.replicas.replica_set import ReplicaSet
 from runners.gateway.service import serve_inline
 from runners.gateway.settings import GatewaySettings, ReplicaSettings
-from runners.processes.service import ServiceError, ServiceStarter
+from runners.system.processes.service import ServiceError, ServiceStarter
 
 
 @dataclass

@@ -17,7 +17,8 @@ from typing import Any
 
 import aiohttp
 
-from runners.harnesses.contract import HarnessContext, HarnessResult
+from runners.records.outcome import OutcomeCode
+from runners.rollouts.harnesses.contract import HarnessContext, HarnessResult
 from runners.sandboxes.contract import (
     CheckCommand,
     CheckOutput,
@@ -28,9 +29,8 @@ from runners.sandboxes.contract import (
     SandboxSpec,
 )
 from runners.tasks.contract import Task, Verdict, VerdictKind
-from runners.tasks.patch_record import decode_patch
+from runners.tasks.patches.patch_record import decode_patch
 from runners.tasks.rollout_result import RolloutResult
-from runners.trajectory.outcome import OutcomeCode
 
 
 class HostileError(Exception):

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runners.store.run_store import RunStore
-from runners.trajectory.graph import build_segments
-from runners.trajectory.routing import RoutingShape, TurnRouting, build_segment_routing
+from runners.records.graph import build_segments
+from runners.records.routing import RoutingShape, TurnRouting, build_segment_routing
+from runners.records.store.run_store import RunStore
 from tests.fakes.running_gateway import Gateway
 
 Choose = Callable[[NDArray[np.int32], int], NDArray[np.integer[Any]]]

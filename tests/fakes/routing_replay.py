@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from conf.sections.training import RoutingRolloutConfig
+from runners.records.routing import RoutingShape
 from runners.training.sample import Sample
-from runners.trajectory.routing import RoutingShape
 from tests.fakes.local_trainer import make_trainer
 
 SHAPE = RoutingShape(layers=2, top_k=2, experts=8, routed=(0, 1))

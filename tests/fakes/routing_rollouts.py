@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from runners.records.routing import Routing
 from runners.training.local import LocalTrainer
 from runners.training.sample import Sample
-from runners.trajectory.routing import Routing
 from tests.fakes.local_trainer import VOCAB, logprobs
 
 

@@ -18,8 +18,8 @@ from conf.sections.gateway import GatewayLimitsConfig
 from runners.gateway.client import GatewayAdmin
 from runners.gateway.service import NO_HOOKS, GatewayHooks, serve_inline
 from runners.gateway.settings import GatewaySettings
-from runners.store.run_store import RunStore
-from runners.trajectory.record import Turn
+from runners.records.record import Turn
+from runners.records.store.run_store import RunStore
 
 TOOLS: list[dict[str, Any]] = [
     {

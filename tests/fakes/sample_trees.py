@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
+from runners.records.routing import Routing, RoutingShape
 from runners.training.sample import Sample
-from runners.trajectory.routing import Routing, RoutingShape
 
 FEW = 5
 """Tokens that occur: chance makes samples agree beyond where they branch off, too."""

@@ -13,7 +13,7 @@ import aiohttp
 import orjson
 from aiohttp import web
 
-from runners.testing.loopback_server import LoopbackServer
+from agentrl.testing.loopback_server import LoopbackServer
 
 KNOWN = ("rid", "input_ids", "sampling_params", "return_logprob")
 """The fields of ours that the router passes on."""

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentrl.testing.completions import Completion, spoken
+from agentrl.testing.scripted_engine import ScriptedEngine
 from conf.compose import compose, to_json
-from runners.slime import worker
-from runners.slime.data_source import RunDataSource
-from runners.slime.entry_points import evaluate, generate_rollout, post_process_rewards
-from runners.slime.loop import run_in_loop
-from runners.store.run_store import RunStore
-from runners.tasks.task_sets import load_tasks
-from runners.testing.completions import Completion, spoken
-from runners.testing.scripted_engine import ScriptedEngine
-from runners.testing.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
+from runners.campaigns.slime import worker
+from runners.campaigns.slime.data_source import RunDataSource
+from runners.campaigns.slime.entry_points import evaluate, generate_rollout, post_process_rewards
+from runners.campaigns.slime.loop import run_in_loop
+from runners.records.store.run_store import RunStore
+from runners.services.tiny_policy.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
+from runners.tasks.sets.task_sets import load_tasks
 from tests.fakes.sglang_router import Router
 from tests.fakes.slime_rollout import Generated, make_train_data, run_rollout_function
 from tests.fakes.tiny_model import write_tiny_model

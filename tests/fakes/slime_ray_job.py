@@ -26,7 +26,7 @@ import ray
 
 from conf.schema import Config
 from launch.slime_arguments import train_script
-from runners.slime.run_config import VARIABLE, read_config
+from runners.campaigns.slime.run_config import VARIABLE, read_config
 from tests.fakes import below_slime
 
 TRAIN_S = 0.5
@@ -95,8 +95,8 @@ class RolloutManager:
         from tests.fakes.slime_rollout import install_fake_modules
 
         install_fake_modules()
-        entry_points = importlib.import_module("runners.slime.entry_points")
-        source = importlib.import_module("runners.slime.data_source")
+        entry_points = importlib.import_module("runners.campaigns.slime.entry_points")
+        source = importlib.import_module("runners.campaigns.slime.data_source")
         self._args, self._calls = args, entry_points
         self._source = source.RunDataSource(args)
 
@@ -182,7 +182,7 @@ def main(job: Path, router: str, address: str, slime: str | None) -> None:
         runtime["env_vars"] = {**environment, "SLIME_SOURCE": slime}
     ray.init(address=address, runtime_env=runtime, log_to_driver=True)
     if slime:
-        args: Any = importlib.import_module("tests.runners.slime.real_loop").parse(config)
+        args: Any = importlib.import_module("tests.runners.campaigns.slime.real_loop").parse(config)
     else:
         weights = config.model.path
         sizes = (config.run.tasks_per_step, config.run.rollouts_per_task)

@@ -24,12 +24,12 @@ import psutil
 
 from conf.compose import compose, to_json
 from conf.schema import Config
-from runners.store.run_store import RunStore
-from runners.store.store_error import StoreError
+from runners.records.store.run_store import RunStore
+from runners.records.store.store_error import StoreError
 from tests.fakes.cluster_config import job_lines
 from tests.fakes.cluster_tasks import write_job_inputs
 from tests.fakes.sglang_router import Router
-from tests.runners.ray_workers.cluster import RayCluster, ray_cluster
+from tests.runners.services.ray_workers.cluster import RayCluster, ray_cluster
 
 REPOSITORY = Path(__file__).parents[2]
 EXECUTIONS = 8

@@ -18,8 +18,8 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from runners.testing.completions import Completion, spoken
-from runners.testing.scripted_engine import ScriptedEngine
+from agentrl.testing.completions import Completion, spoken
+from agentrl.testing.scripted_engine import ScriptedEngine
 from tests.fakes.sglang_router import Router
 from tests.fakes.slime_rollout import (
     install_fake_modules,

@@ -1,8 +1,8 @@
-"""slime's training side on a CPU: what ``runners.slime.megatron.hooks`` wraps and is called by.
+"""slime's training side on a CPU: the callers of ``runners.campaigns.slime.megatron.hooks``.
 
 As in slime 624b824: ``utils/routing_replay.py``, ``backends/megatron_utils`` (``loss.py``,
 ``cp_utils.py``, ``actor.py``), ``observability/train_metric_utils.py``.
-``tests.runners.slime.real_training`` runs the same scenes with slime's own modules.
+``tests.runners.campaigns.slime.real_training`` runs the same scenes with slime's own modules.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runners.slime.megatron import hooks
+from runners.campaigns.slime.megatron import hooks
 
 
 @dataclass

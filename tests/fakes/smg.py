@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from runners.processes.ports import free_port
+from runners.system.processes.ports import free_port
 
 READY_S = 300.0
 

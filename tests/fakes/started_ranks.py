@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from conf.sections.training import RoutingReplayConfig
-from runners.processes.ledger import Ledger
-from runners.processes.service import ServiceError, ServiceStarter
-from runners.store.run_store import RunStore
-from runners.trainer_ranks.client import TrainerRanks, start_ranks
-from runners.trainer_ranks.settings import RankSettings
+from runners.records.store.run_store import RunStore
+from runners.system.processes.ledger import Ledger
+from runners.system.processes.service import ServiceError, ServiceStarter
 from runners.training import checkpoint
 from runners.training.local import NATIVE, LocalTrainer
+from runners.training.ranks.client import TrainerRanks, start_ranks
+from runners.training.ranks.settings import RankSettings
 from tests.fakes.local_trainer import make_trainer
 
 

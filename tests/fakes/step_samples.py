@@ -11,11 +11,11 @@ import numpy as np
 
 from conf.compose import compose
 from conf.schema import Config
+from runners.records.graph import build_segments
+from runners.records.record import RolloutRecord, Turn
 from runners.training.advantages import StepGroups
 from runners.training.step_samples import StepSamples, build_samples
 from runners.training.stored_rollout import StoredRollout
-from runners.trajectory.graph import build_segments
-from runners.trajectory.record import RolloutRecord, Turn
 from tests.fakes.records import a_rollout, a_turn
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from runners.trajectory.record import Turn
+from runners.records.record import Turn
 
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=5)
 

@@ -18,8 +18,8 @@ import orjson
 from aiohttp import web
 from tokenizers import Tokenizer
 
-from runners.testing.loopback_server import LoopbackServer
-from runners.testing.tiny_tokenizer import tiny_tokenizer
+from agentrl.testing.loopback_server import LoopbackServer
+from runners.services.tiny_policy.tiny_tokenizer import tiny_tokenizer
 
 MODEL = "served/model"
 KNOWN = {

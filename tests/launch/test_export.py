@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from cli.run_weights import use_run_weights
 from conf.compose import compose
 from conf.errors import ConfigError
 from launch.job_files import render_files
 from launch.plan import plan_job
+from runners.campaigns.run_weights import use_run_weights
 from tests.fakes.cluster_config import a_config
 
 TOOL = """

@@ -1,8 +1,8 @@
 """Make the starting policy into a directory: ``python -m tests.starting_policy DIRECTORY``.
 
 It takes some 8 minutes of two cores. To ship another one, replace the files of
-``runners/trajectory/tiny_policy`` by those of the directory and write the printed SHA-256 into
-``runners/trajectory/starting_policy.py``.
+``runners/records/tiny_policy`` by those of the directory and write the printed SHA-256 into
+``runners/records/starting_policy.py``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from runners.trajectory.starting_policy import hash_files
+from runners.records.starting_policy import hash_files
 from tests.starting_policy.making import RECIPE, draw_all, make_policy
 
 

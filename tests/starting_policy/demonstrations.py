@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from conf.sections.scenario import ScenarioKind
 from runners.gateway.dialects.anthropic import to_renderer_messages
-from runners.gateway.tokenizer import Renderer, Tokenizer
-from runners.harnesses.native import agent
+from runners.records.tokenizer import Renderer, Tokenizer
+from runners.rollouts.harnesses.native import agent
 from runners.tasks.bugfix.kinds import PLACES, Place
 from runners.tasks.bugfix.project import API, CHECK, Project, draw_project
 

@@ -12,7 +12,7 @@ import torch
 from transformers.utils import logging
 
 from conf.sections.scenario import ScenarioKind
-from runners.gateway.tokenizer import Renderer, Tokenizer, load_renderer, load_tokenizer
+from runners.records.tokenizer import Renderer, Tokenizer, load_renderer, load_tokenizer
 from runners.tasks.bugfix.project import Project
 from tests.starting_policy import network, vocabulary, warmup
 from tests.starting_policy.demonstrations import (

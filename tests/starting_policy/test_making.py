@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 
 from conf.sections.scenario import ScenarioKind
 from runners.gateway.dialects.anthropic import to_renderer_messages
-from runners.gateway.tokenizer import Renderer, Tokenizer, load_renderer, load_tokenizer
-from runners.harnesses.native import agent
+from runners.records.prefix import common_prefix_length
+from runners.records.starting_policy import SHA256, SHIPPED, hash_files
+from runners.records.tokenizer import Renderer, Tokenizer, load_renderer, load_tokenizer
+from runners.rollouts.harnesses.native import agent
 from runners.tasks.bugfix.project import API, Project
 from runners.training.tree.layers import enable_trees
-from runners.trajectory.prefix import common_prefix_length
-from runners.trajectory.starting_policy import SHA256, SHIPPED, hash_files
 from tests.starting_policy.demonstrations import (
     Chain,
     demonstrate,

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from transformers import Qwen3MoeForCausalLM
 
+from runners.records.prefix import common_prefix_length
 from runners.training.hidden_states import compute_hidden_states
 from runners.training.micro_batches import make_micro_batches
 from runners.training.recompute import compute_chosen_logprobs
 from runners.training.sample import Sample
 from runners.training.tree.layers import disable_trees, enable_trees
-from runners.trajectory.prefix import common_prefix_length
 from tests.starting_policy.demonstrations import Demonstration
 from tests.starting_policy.muon import Muon
 

@@ -8,27 +8,27 @@ docs/extending.md, docs/gateway.md.
 from agentrl.campaigns import FinishedEvaluation, FinishedRun, evaluate, rollout, run
 from agentrl.run_reader import RunReader, open_run
 from conf.errors import AgentrlError, ConfigError, ExitCode
-from runners.export.contract import ExportedRollout, ExportedRun, ExporterPlugin
 from runners.gateway.gateway_client import AttachedSession, FinishedSession, GatewayClient
 from runners.gateway.gateway_error import GatewayError
-from runners.harnesses.contract import Harness, HarnessContext, HarnessResult
+from runners.observe.export.contract import ExportedRollout, ExportedRun, ExporterPlugin
+from runners.observe.sinks.plugin_feed import MetricsSink
+from runners.records.outcome import Outcome, OutcomeCode
+from runners.records.record import RolloutRecord, Segment, Turn
+from runners.records.session_summary import SessionSummary
+from runners.records.store.campaign_tables import EvaluationRow, StepRow
+from runners.rollouts.harnesses.contract import Harness, HarnessContext, HarnessResult
 from runners.rollouts.reward import Reward, RewardParts
 from runners.sandboxes.contract import CommandResult, Sandbox, SandboxError
 from runners.sandboxes.remote.provided import MachineProvider, MachineRequest
-from runners.sinks.plugin_feed import MetricsSink
-from runners.store.campaign_tables import EvaluationRow, StepRow
 from runners.tasks.contract import DecidingTest, Patch, Task, Verdict, VerdictKind
-from runners.tasks.curriculum import Curriculum
-from runners.tasks.custom_reader import DatasetReader
-from runners.tasks.graders.custom import Scorer
+from runners.tasks.grading.graders.custom import Scorer
 from runners.tasks.rollout_result import RolloutResult
-from runners.tasks.task_sampler import TaskDraw, TaskHistory, TaskSampler
+from runners.tasks.sets.curriculum import Curriculum
+from runners.tasks.sets.custom_reader import DatasetReader
+from runners.tasks.sets.task_sampler import TaskDraw, TaskHistory, TaskSampler
 from runners.training.estimators import AdvantageEstimator
 from runners.training.fanout import SharePolicy
 from runners.training.loss_contract import PolicyLoss, TokenLosses, TrainedTokens
-from runners.trajectory.outcome import Outcome, OutcomeCode
-from runners.trajectory.record import RolloutRecord, Segment, Turn
-from runners.trajectory.session_summary import SessionSummary
 
 __all__ = [
     "AdvantageEstimator",

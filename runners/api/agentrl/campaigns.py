@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentrl.arguments import to_path
 from conf.errors import AgentrlError, ConfigError, ExitCode
-from runners.runtime.stop_signals import run_blocking
+from runners.services.stop_signals import run_blocking
 
 if TYPE_CHECKING:
     from agentrl.run_reader import RunReader
-    from cli.jobs import Job
-    from runners.evaluation.report import EvaluationReport
-    from runners.export.contract import ExportedRollout
+    from runners.campaigns.evaluation.report import EvaluationReport
+    from runners.campaigns.jobs import Job
+    from runners.observe.export.contract import ExportedRollout
 
 AnyPath = str | os.PathLike[str]
 Result = TypeVar("Result")
@@ -78,7 +78,7 @@ def run(
 
     def work() -> FinishedRun:
         from cli.execution import check_campaigns, execute_campaign
-        from cli.jobs import new_jobs, replaying_job, resumed_job
+        from runners.campaigns.jobs import new_jobs, replaying_job, resumed_job
 
         _use_config_dir(config_dir)
         if resume is not None:
@@ -115,8 +115,8 @@ def evaluate(
     def work() -> FinishedEvaluation:
         from cli.arguments import split_command
         from cli.execution import check_evaluations, execute_evaluation
-        from cli.jobs import new_jobs, resumed_job
-        from runners.evaluation.benchmarks import find_benchmark
+        from runners.campaigns.evaluation.benchmarks import find_benchmark
+        from runners.campaigns.jobs import new_jobs, resumed_job
 
         _use_config_dir(config_dir)
         found = find_benchmark(benchmark)

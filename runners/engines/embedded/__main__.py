@@ -1,6 +1,6 @@
 """Serve the embedded engine as a process: ``python -m runners.engines.embedded``.
 
-Settings come on stdin, the address goes to stdout (protocol: ``runners.processes.service``).
+Settings come on stdin, the address goes to stdout (protocol: ``runners.system.processes.service``).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import uvloop
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from conf.errors import AgentrlError, ExitCode
-from runners.diagnostics.diagnostics import install_diagnostics
 from runners.engines.contract import EngineError
 from runners.engines.embedded.validation import describe_errors
-from runners.processes.ports import PATIENCE_S, listen, port_of
-from runners.processes.service import announce, receive_settings, wait_for_parent_exit
+from runners.system.diagnostics.diagnostics import install_diagnostics
+from runners.system.processes.ports import PATIENCE_S, listen, port_of
+from runners.system.processes.service import announce, receive_settings, wait_for_parent_exit
 
 SWITCH_INTERVAL_S = 0.0005
 """Longest time that the HTTP thread holds the GIL while the decode loop waits for it. Python's

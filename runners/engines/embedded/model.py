@@ -37,7 +37,7 @@ from runners.engines.embedded.attention import (
 from runners.engines.embedded.buffers import BufferPool, Buffers, FloatArray, Shared
 from runners.engines.embedded.mkl_mode import set_mkl_mode
 from runners.engines.embedded.weights import LayerWeights, ModelConfig, ModelWeights, MoeMlp
-from runners.trajectory.record import IdArray
+from runners.records.record import IdArray
 
 set_mkl_mode()
 

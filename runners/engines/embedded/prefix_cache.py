@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from runners.engines.embedded.attention import KvSpan, KvStore
 from runners.engines.embedded.model import RoutingArray
-from runners.trajectory.prefix import common_prefix_length
-from runners.trajectory.record import IdArray
+from runners.records.prefix import common_prefix_length
+from runners.records.record import IdArray
 
 EVICT_TO = 0.9
 """Eviction walks the whole tree, so it frees a tenth at once instead of a little at each insertion.

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from runners.engines.contract import EngineError
 from runners.engines.embedded.model import RoutingArray
-from runners.trajectory.record import IdArray, LogprobArray
+from runners.records.record import IdArray, LogprobArray
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from runners.engines.embedded.model import RoutingArray
 from runners.engines.embedded.request import Request
 from runners.engines.embedded.sampling import BatchSampling
 from runners.engines.embedded.weights import ModelConfig
-from runners.trajectory.record import IdArray, LogprobArray
+from runners.records.record import IdArray, LogprobArray
 
 NO_STOP_ID = -1
 """Padding of ``stop_ids``; no token has this id."""

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runners.trajectory.record import LogprobArray
+from runners.records.record import LogprobArray
 
 
 @dataclass(frozen=True, slots=True)

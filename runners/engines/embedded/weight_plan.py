@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from runners.engines.contract import EngineError, session_id_of
-from runners.trajectory.ids import parse_session_id
-from runners.trajectory.record import IdArray
+from runners.records.ids import parse_session_id
+from runners.records.record import IdArray
 
 Plans = dict[str, dict[str, list[list[int]]]]
 """By rollout and by hash of a prompt: for each request with it, in order, the versions of its

@@ -24,7 +24,7 @@ from runners.engines.contract import (
     TextReply,
 )
 from runners.engines.endpoints.messages import Message, order_results, to_portable_id
-from runners.trajectory.record import UNKNOWN_VERSION
+from runners.records.record import UNKNOWN_VERSION
 
 FINISH_REASONS = {
     "stop": "stop",

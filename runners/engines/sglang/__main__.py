@@ -1,7 +1,8 @@
 """Run an SGLang server as a service of a run: ``python -m runners.engines.sglang``.
 
-SGLang does not know our protocol (``runners.processes.service``), so this process is in between: it
-starts the server, announces it once it generates, ends when the server ends, and ends the server
+SGLang does not know our protocol (``runners.system.processes.service``), so this process is in
+between: it starts the server, announces it once it generates, ends when the server ends, and ends
+the server
 when the parent is gone.
 """
 
@@ -17,8 +18,13 @@ from contextlib import suppress
 import aiohttp
 
 from conf.errors import AgentrlError
-from runners.processes.ports import free_port
-from runners.processes.service import ServiceError, announce, receive_settings, wait_for_parent_exit
+from runners.system.processes.ports import free_port
+from runners.system.processes.service import (
+    ServiceError,
+    announce,
+    receive_settings,
+    wait_for_parent_exit,
+)
 
 POLL_S = 0.2
 """Between two probes of its health; SGLang takes a second for each one itself."""

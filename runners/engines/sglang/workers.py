@@ -29,7 +29,7 @@ from runners.engines.contract import (
     TokenIds,
     session_id_of,
 )
-from runners.trajectory.record import UNKNOWN_VERSION
+from runners.records.record import UNKNOWN_VERSION
 
 REVISIT_S = 10.0
 """A lost worker is asked last for this long; then it gets its sessions back."""

@@ -25,7 +25,7 @@ from runners.engines.connection import (
 )
 from runners.engines.contract import EngineError, Generation, SamplingParams, TokenIds
 from runners.engines.fixed_weights import FixedWeights
-from runners.trajectory.record import UNKNOWN_VERSION
+from runners.records.record import UNKNOWN_VERSION
 
 COMPLETIONS, MODELS = "/v1/completions", "/v1/models"
 SHORT_DEADLINE_S = 10.0

@@ -34,7 +34,7 @@ from runners.gateway.dialects.body import (
     text_as_list,
 )
 from runners.gateway.dialects.contract import Dialect, ParsedRequest, stands_alone
-from runners.gateway.growing_list import GrowingList
+from runners.gateway.dialects.growing_list import GrowingList
 from runners.gateway.refusal import RefusalKind, Refused
 
 BILLING_HEADER = "x-anthropic-billing-header:"

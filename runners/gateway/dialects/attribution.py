@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from runners.gateway.conversation import RequestAttribution, RequestClass
-from runners.trajectory.record import MAIN_THREAD
+from runners.records.record import MAIN_THREAD
 
 MAX_VALUE_LENGTH = 200
 

@@ -9,9 +9,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import PydanticCustomError
 
 from runners.gateway.conversation import Piece
-from runners.gateway.growing_list import GrowingList
+from runners.gateway.dialects.growing_list import GrowingList
 from runners.gateway.refusal import RefusalKind, Refused
-from runners.trajectory.printable import make_printable, shorten
+from runners.records.printable import make_printable, shorten
 
 MAX_NAMED_FAULTS = 5
 """A body of another kind altogether has a fault in every line."""

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from runners.gateway.conversation import Answer, Piece, TurnRequest
 from runners.gateway.dialects.body import RequestBody, parse_body
-from runners.gateway.growing_list import GrowingList
+from runners.gateway.dialects.growing_list import GrowingList
 from runners.gateway.refusal import Refused
 
 

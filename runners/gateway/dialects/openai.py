@@ -13,7 +13,7 @@ from pydantic_core import from_json
 
 from runners.gateway.conversation import SYSTEM_PROMPT, Piece
 from runners.gateway.dialects.body import Name, RequestBody, Typed, WireModel, omission_text
-from runners.gateway.growing_list import GrowingList
+from runners.gateway.dialects.growing_list import GrowingList
 from runners.gateway.refusal import STATUS, RefusalKind, Refused
 
 NO_LIMIT = 2**31 - 1

@@ -22,8 +22,8 @@ from runners.gateway.dialects.body import (
     text_as_list,
 )
 from runners.gateway.dialects.contract import Dialect, ParsedRequest, stands_alone
+from runners.gateway.dialects.growing_list import GrowingList
 from runners.gateway.dialects.openai_chat_reply import ChatReply
-from runners.gateway.growing_list import GrowingList
 
 
 class _Text(openai.TextPart):

@@ -25,9 +25,9 @@ from runners.gateway.dialects.body import (
     text_as_list,
 )
 from runners.gateway.dialects.contract import Dialect, ParsedRequest
+from runners.gateway.dialects.growing_list import GrowingList
 from runners.gateway.dialects.openai_responses_reply import ResponsesReply
 from runners.gateway.dialects.openai_tools import Tool
-from runners.gateway.growing_list import GrowingList
 
 
 class _Text(openai.TextPart):

@@ -9,10 +9,10 @@ from typing import Any
 from runners.gateway.conversation import Piece, RequestAttribution, TurnRequest
 from runners.gateway.dialects import anthropic_reply
 from runners.gateway.dialects.contract import ParsedRequest, ResponseBuilder
+from runners.gateway.dialects.growing_list import GrowingList
 from runners.gateway.dialects.openai_chat_reply import ChatReply
 from runners.gateway.dialects.openai_responses_reply import ResponsesReply
 from runners.gateway.dialects.openai_tools import PolicyTool
-from runners.gateway.growing_list import GrowingList
 
 _PIECE = tuple(field.name for field in fields(Piece) if field.name != "key")
 _REQUEST = tuple(

@@ -20,11 +20,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from conf.errors import AgentrlError
-from runners.concurrency.task_group import task_group
 from runners.gateway.client import GatewayAdmin
-from runners.gateway.session_rollouts import keep_lost
+from runners.gateway.sessions.session_rollouts import keep_lost
 from runners.gateway.settings import GatewaySettings, ReplicaSettings
-from runners.processes.service import Service, ServiceError, ServiceStarter
+from runners.system.concurrency.task_group import task_group
+from runners.system.processes.service import Service, ServiceError, ServiceStarter
 
 START_S = 120.0
 """Each loads the tokenizer; on a small machine all of them do so at once."""

@@ -23,8 +23,6 @@ from typing import Any
 
 from conf.sections.sandbox import LocalSandboxConfig
 from conf.sections.section import SERVER_KEYS
-from runners.processes.process_names import PREFIX, is_stale, make_unique_name
-from runners.processes.process_tags import SANDBOX_TAG, kill_tagged
 from runners.sandboxes.contract import SandboxError, SandboxSpec
 from runners.sandboxes.discard import clear_directory, discard_tree
 from runners.sandboxes.local.confinement import (
@@ -37,6 +35,8 @@ from runners.sandboxes.local.memory_room import memory_room
 from runners.sandboxes.local.probe import MOUNTS, describe_guarantees, probe_isolation
 from runners.sandboxes.local.sandbox import LocalSandbox
 from runners.sandboxes.local.warm_pool import SlotFactory, SlotKey, WarmSandboxPool
+from runners.system.processes.process_names import PREFIX, is_stale, make_unique_name
+from runners.system.processes.process_tags import SANDBOX_TAG, kill_tagged
 
 PROGRAMS = {"bubblewrap": "bwrap", "unshare": "unshare"}
 HINTS = {

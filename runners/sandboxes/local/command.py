@@ -15,7 +15,6 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 
-from runners.processes.process_tags import SANDBOX_TAG, kill_tagged
 from runners.sandboxes.contract import (
     TIMED_OUT,
     CommandResult,
@@ -23,8 +22,9 @@ from runners.sandboxes.contract import (
     SandboxError,
     join_output,
 )
-from runners.sandboxes.cpu_time import add_cpu_time, read_cpu_time, read_tree_cpu_time
 from runners.sandboxes.local.launch import END_S, Launcher
+from runners.system.processes.cpu_time import add_cpu_time, read_cpu_time, read_tree_cpu_time
+from runners.system.processes.process_tags import SANDBOX_TAG, kill_tagged
 
 PIPE_BYTES = 65536
 """Read or written at once: a pipe's capacity on Linux, so one read empties a pipe."""

@@ -17,9 +17,9 @@ from typing import Any
 import psutil
 
 from conf.sections.sandbox import LocalSandboxConfig
-from runners.sandboxes.agent_process import can_tell
 from runners.sandboxes.contract import Sandbox, SandboxError
 from runners.sandboxes.local.isolation import PROGRAMS
+from runners.system.processes.agent_process import can_tell
 
 MOUNTS = {"/opt/probe/probe.py": PROGRAMS / "probe.py"}
 """Mounts of the probe's sandbox."""

@@ -25,8 +25,8 @@ from e2b.exceptions import (
 )
 
 from conf.errors import error_text
-from runners.concurrency.limits import backoff_s
 from runners.sandboxes.contract import SandboxError
+from runners.system.concurrency.limits import backoff_s
 
 T = TypeVar("T")
 

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
 from conf.sections.sandbox import CustomSandboxConfig
-from runners.plugins.calls import PluginFailedError, call_plugin
-from runners.plugins.loading import load_plugin
 from runners.sandboxes.contract import SandboxError, SandboxSpec
 from runners.sandboxes.remote.backend import RemoteBackend
 from runners.sandboxes.remote.machine import BusyError
 from runners.sandboxes.remote.sandbox import RemoteSandbox
+from runners.system.plugins.calls import PluginFailedError, call_plugin
+from runners.system.plugins.loading import load_plugin
 
 Result = TypeVar("Result")
 START_S = 600.0

@@ -15,9 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from conf.cache import cache_root
-from runners.processes.atomic_write import atomic_directory
 from runners.sandboxes.contract import SandboxBackend, SandboxError, SandboxSpec
 from runners.sandboxes.tree import copy_tree
+from runners.system.processes.atomic_write import atomic_directory
 from runners.tasks.contract import Task
 from runners.tasks.harbor.directory import (
     COMPOSE,

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from runners.tasks.contract import Grading, ScriptGrading
-from runners.tasks.diffs import read_paths, reverse_diff
-from runners.tasks.graders.packages import check_multi_swe
-from runners.tasks.log_parsers import PYTEST_PARSERS
+from runners.tasks.grading.graders.packages import check_multi_swe
+from runners.tasks.grading.log_parsers import PYTEST_PARSERS
+from runners.tasks.patches.diffs import read_paths, reverse_diff
 from runners.tasks.schemas.row import (
     CommandLines,
     Commit,

@@ -27,9 +27,9 @@ from pydantic import (
     field_validator,
 )
 
+from runners.records.printable import shorten
 from runners.tasks.contract import Grading
-from runners.tasks.diffs import read_paths
-from runners.trajectory.printable import shorten
+from runners.tasks.patches.diffs import read_paths
 
 
 def read_list(value: object) -> object:

@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from runners.tasks.contract import ParserName, ScriptGrading
-from runners.tasks.diffs import read_paths
-from runners.tasks.graders.packages import check_parser, is_installed
-from runners.tasks.log_parsers import PYTEST_PARSERS
+from runners.tasks.grading.graders.packages import check_parser, is_installed
+from runners.tasks.grading.log_parsers import PYTEST_PARSERS
+from runners.tasks.patches.diffs import read_paths
 from runners.tasks.schemas.row import Judge, Row
 
 START, END = ">>>>> Start Test Output", ">>>>> End Test Output"

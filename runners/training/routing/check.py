@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from runners.records.routing import RoutingShape
 from runners.training.sample import Sample
-from runners.trajectory.routing import RoutingShape
 
 
 def find_routing_fault(sample: Sample, shape: RoutingShape) -> str | None:

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from runners.records.routing import NO_ROW, TokenAgreement, checksum_tokens
 from runners.training.micro_batches import MicroBatch
 from runners.training.peers import TrainingPeers
 from runners.training.routing.evidence import CERTAINTY, pool_rows, scan_rows
-from runners.trajectory.routing import NO_ROW, TokenAgreement, checksum_tokens
 
 MOST_AT_FAULT = 0.5
 """If more of the samples are at fault, none of them is: it is the engine, the wire or the model."""

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from runners.records.routing import RoutingError
 from runners.training.policy import find_decoder
-from runners.trajectory.routing import RoutingError
 
 RouterOutput = tuple[Tensor, Tensor, Tensor]
 """Logits float [N, E], weights float [N, K] and experts int64 [N, K], for N rows."""

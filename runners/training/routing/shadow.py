@@ -7,8 +7,8 @@ about the same tokens and weights with and without replay.
 
 from __future__ import annotations
 
+from runners.records.routing import RoutingError
 from runners.training.mismatch import Mismatch
-from runners.trajectory.routing import RoutingError
 
 WORSE = 10.0
 """Replay that makes k3 so many times larger replays other tokens' or layers' rows."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from runners.trajectory.routing import RoutingShape
+from runners.records.routing import RoutingShape
 
 
 def read_routing_shape(model: Path) -> RoutingShape | None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from conf.sections.training import RoutingRecomputeConfig, RoutingRolloutConfig
+from runners.records.routing import Routing, RoutingError, RoutingShape, TokenAgreement
 from runners.training.hidden_states import ForwardScope
 from runners.training.micro_batches import MicroBatch, select_tokens
 from runners.training.peers import TrainingPeers
@@ -27,7 +28,6 @@ from runners.training.routing.disagreement import DisagreementCheck
 from runners.training.routing.replay import ReplayCounts, RouterReplay
 from runners.training.routing.shadow import ShadowComparison
 from runners.training.sample import Sample
-from runners.trajectory.routing import Routing, RoutingError, RoutingShape, TokenAgreement
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,10 @@ import orjson
 from numpy.typing import NDArray
 
 from conf.errors import AgentrlError, ExitCode
-from runners.gateway.tokenizer import Renderer, render_example
-from runners.store.json_text import dumps, loads
+from runners.records.record import IdArray
+from runners.records.store.json_text import dumps, loads
+from runners.records.tokenizer import Renderer, render_example
 from runners.training.sample import Sample
-from runners.trajectory.record import IdArray
 
 MAX_LINE_BYTES = 64 << 20
 ROLES = ("system", "developer", "user", "assistant", "tool")

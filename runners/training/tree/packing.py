@@ -19,9 +19,9 @@ from itertools import accumulate, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from runners.records.prefix import common_prefix_length
+from runners.records.record import IdArray
 from runners.training.sample import Sample
-from runners.trajectory.prefix import common_prefix_length
-from runners.trajectory.record import IdArray
 
 Nodes = NDArray[np.int64]
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from runners.export.dump import dump
-from runners.observe.status import read_status
-from runners.report.page import write_report
-from runners.store.run_store import RunStore
+from runners.observe.export.dump import dump
+from runners.observe.live.status import read_status
+from runners.observe.report.page import write_report
+from runners.records.store.run_store import RunStore
 from tests.benchmarks.bench_dump import decode, fill
 from tests.benchmarks.growth.curve import Curve
 from tests.benchmarks.growth.page_opening import BROWSER, copy_page, running_browser

@@ -17,8 +17,8 @@ import aiohttp
 import orjson
 from tokenizers import Tokenizer
 
-from runners.testing.completions import Completion, spoken
-from runners.testing.tiny_tokenizer import train_tokenizer
+from agentrl.testing.completions import Completion, spoken
+from runners.services.tiny_policy.tiny_tokenizer import train_tokenizer
 from tests.fakes.running_gateway import (
     TOOLS,
     assemble_message,

@@ -15,25 +15,25 @@ import ray
 from conf.compose import compose
 from conf.schema import Config
 from conf.sections.executor import RayExecutorConfig
-from runners.campaign.group_runner import GroupRunner
-from runners.campaign.sampler import StepSampler
-from runners.concurrency.limits import Admission
+from runners.campaigns.group_runner import GroupRunner
+from runners.campaigns.sampler import StepSampler
+from runners.campaigns.slime.samples import SampleConfig, make_base_sample, to_slime_samples
 from runners.gateway.client import GatewayAdmin
-from runners.gateway.connections import raise_descriptor_limit
-from runners.gateway.tokenizer import load_tokenizer
-from runners.observe.progress import Progress
-from runners.processes.ledger import Ledger
-from runners.processes.recorder import StoreRecorder
-from runners.ray_workers.executor import RayExecutor
+from runners.gateway.http.connections import raise_descriptor_limit
+from runners.observe.live.progress import Progress
+from runners.records.record import RolloutRecord
+from runners.records.store.run_store import RunStore
+from runners.records.tokenizer import load_tokenizer
 from runners.rollouts.pool import Pool
-from runners.slime.samples import SampleConfig, make_base_sample, to_slime_samples
-from runners.store.run_store import RunStore
+from runners.services.ray_workers.executor import RayExecutor
+from runners.services.tiny_policy.tiny_tokenizer import write_tiny_tokenizer
+from runners.system.concurrency.limits import Admission
+from runners.system.processes.ledger import Ledger
+from runners.system.processes.recorder import StoreRecorder
 from runners.tasks.contract import Task
 from runners.tasks.harbor.environment import ensure_environment
-from runners.tasks.task_sets import load_tasks
-from runners.testing.tiny_tokenizer import write_tiny_tokenizer
+from runners.tasks.sets.task_sets import load_tasks
 from runners.training.stored_rollout import load_rollout
-from runners.trajectory.record import RolloutRecord
 from tests.benchmarks.size.agent import make_tokenizer
 from tests.benchmarks.size.nodes import (
     EmptyBackend,

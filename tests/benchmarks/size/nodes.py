@@ -17,24 +17,24 @@ import aiohttp
 import ray
 from tokenizers import Tokenizer
 
+from agentrl.testing.scripted_engine import ScriptedEngine
 from conf.schema import Config
-from runners.concurrency.limits import TokenBucket
-from runners.diagnostics.attempt_progress import AttemptWatch
 from runners.gateway.client import GatewayAdmin
-from runners.gateway.connections import raise_descriptor_limit
-from runners.harnesses.contract import HarnessContext, HarnessResult
-from runners.ray_workers.cluster import RayWorker
-from runners.ray_workers.node_worker import NodeInfo
-from runners.ray_workers.relay import Relay
-from runners.ray_workers.worker import Worker, WorkerSettings
+from runners.gateway.http.connections import raise_descriptor_limit
+from runners.records.outcome import OutcomeCode
 from runners.rollouts.context import AttemptContext
+from runners.rollouts.harnesses.contract import HarnessContext, HarnessResult
 from runners.rollouts.reward import make_reward
 from runners.sandboxes.contract import Sandbox, SandboxBackend, SandboxSpec
 from runners.sandboxes.wrappers import RegisteredBackend
+from runners.services.ray_workers.cluster import RayWorker
+from runners.services.ray_workers.node_worker import NodeInfo
+from runners.services.ray_workers.relay import Relay
+from runners.services.ray_workers.worker import Worker, WorkerSettings
+from runners.system.concurrency.limits import TokenBucket
+from runners.system.diagnostics.attempt_progress import AttemptWatch
 from runners.tasks.contract import Task, Verdict, VerdictKind
-from runners.tasks.graders.verdicts import make_verdict
-from runners.testing.scripted_engine import ScriptedEngine
-from runners.trajectory.outcome import OutcomeCode
+from runners.tasks.grading.graders.verdicts import make_verdict
 from tests.benchmarks.size.agent import ANSWER, Agent
 from tests.fakes.rollout_parts import FolderBackend, PatchGrader
 

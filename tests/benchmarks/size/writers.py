@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from runners.store.run_store import RunStore
+from runners.records.store.run_store import RunStore
 from tests.benchmarks.size.agent import GROWN_BYTES, read_code
 from tests.fakes.records import CONFIG, a_turn
 

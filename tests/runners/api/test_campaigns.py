@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 import agentrl
-from runners.store.run_store import RunStore
-from runners.store.store_error import StoreError
-from runners.testing.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
+from runners.records.store.run_store import RunStore
+from runners.records.store.store_error import StoreError
+from runners.services.tiny_policy.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 from tests.fakes.records import example_run
 from tests.fakes.tiny_model import write_tiny_model
 
@@ -96,7 +96,7 @@ def test_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.integration
 def test_names_are_imported_without_the_parts_that_run() -> None:
-    loaded = "import agentrl, sys; print(*{'torch', 'runners.campaign.run'} & set(sys.modules))"
+    loaded = "import agentrl, sys; print(*{'torch', 'runners.campaigns.run'} & set(sys.modules))"
     root = Path(__file__).parents[3]
     found = subprocess.run(
         [sys.executable, "-c", loaded],

@@ -9,6 +9,8 @@ from dataclasses import replace
 import orjson
 import pytest
 
+from agentrl.testing.completions import Completion
+from agentrl.testing.scripted_engine import ScriptedEngine
 from conf.errors import ExitCode
 from conf.sections.training import LoraConfig
 from runners.engines.capabilities import (
@@ -20,9 +22,7 @@ from runners.engines.capabilities import (
 from runners.engines.client import HttpEngine
 from runners.engines.contract import EngineError
 from runners.engines.server_check import CheckResult, EngineServers, EngineUnfit
-from runners.testing.completions import Completion
-from runners.testing.scripted_engine import ScriptedEngine
-from runners.trajectory.routing import RoutingShape
+from runners.records.routing import RoutingShape
 from tests.fakes.sglang_router import Router
 
 SHAPE = RoutingShape(layers=2, top_k=2, experts=8, routed=(0, 1))

@@ -14,15 +14,15 @@ import orjson
 import pytest
 from aiohttp import web
 
+from agentrl.testing.completions import Completion, Reply
+from agentrl.testing.scripted_engine import ScriptedEngine
 from conf.keys import groups
 from runners.engines.client import HttpEngine
 from runners.engines.connection import status_error
 from runners.engines.contract import Engine, EngineError, EngineLoad, SamplingParams
 from runners.engines.embedded.core import EngineCore
 from runners.engines.embedded.server import EngineServer
-from runners.testing.completions import Completion, Reply
-from runners.testing.scripted_engine import ScriptedEngine
-from runners.trajectory.record import UNKNOWN_VERSION
+from runners.records.record import UNKNOWN_VERSION
 
 Json = dict[str, Any]
 HANGS = Completion(delay_s=3600)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runners.engines.prompt_json import LAST_BYTES, LEAST_TOKENS, PromptJson
-from runners.trajectory.growing_ids import GrowingIds
-from runners.trajectory.record import IdArray
+from runners.records.growing_ids import GrowingIds
+from runners.records.record import IdArray
 
 BASE = np.arange(LEAST_TOKENS + 200, dtype=np.int32)
 SIZE = len(orjson.dumps(BASE, option=orjson.OPT_SERIALIZE_NUMPY)) - 2

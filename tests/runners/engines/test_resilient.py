@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners.concurrency.limits import Admission, TokenBucket
+from agentrl.testing.completions import Completion, routed
+from agentrl.testing.scripted_engine import ScriptedEngine
 from runners.engines.client import HttpEngine
 from runners.engines.contract import Engine, EngineError, Generation, SamplingParams
 from runners.engines.resilient import (
@@ -21,10 +22,9 @@ from runners.engines.resilient import (
     PauseResult,
     ResilientEngine,
 )
-from runners.testing.completions import Completion, routed
-from runners.testing.scripted_engine import ScriptedEngine
-from runners.testing.tiny_tokenizer import tiny_tokenizer
-from runners.trajectory.routing import RoutingShape
+from runners.records.routing import RoutingShape
+from runners.services.tiny_policy.tiny_tokenizer import tiny_tokenizer
+from runners.system.concurrency.limits import Admission, TokenBucket
 from tests.fakes.virtual_time import in_virtual_time
 
 DEADLINE_S = 60.0

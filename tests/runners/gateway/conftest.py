@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from runners.gateway.tokenizer import Renderer, Tokenizer, load_renderer, load_tokenizer
-from runners.testing.scripted_engine import ScriptedEngine
-from runners.testing.tiny_tokenizer import write_tiny_tokenizer
+from agentrl.testing.scripted_engine import ScriptedEngine
+from runners.records.tokenizer import Renderer, Tokenizer, load_renderer, load_tokenizer
+from runners.services.tiny_policy.tiny_tokenizer import write_tiny_tokenizer
 from tests.fakes.running_gateway import Gateway, running_gateway
 
 

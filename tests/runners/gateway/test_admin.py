@@ -13,14 +13,14 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from agentrl.testing.completions import END
+from agentrl.testing.scripted_engine import ScriptedEngine
 from runners.gateway.client import GatewayAdmin
-from runners.gateway.connections import UNKNOWN_LINES
 from runners.gateway.gateway_error import GatewayError
-from runners.gateway.session import Session
-from runners.store.run_store import RunStore
-from runners.testing.completions import END
-from runners.testing.scripted_engine import ScriptedEngine
-from runners.trajectory.counters import STORED_COUNTERS
+from runners.gateway.http.connections import UNKNOWN_LINES
+from runners.gateway.sessions.session import Session
+from runners.records.counters import STORED_COUNTERS
+from runners.records.store.run_store import RunStore
 from tests.fakes.cutting_proxy import CuttingProxy, cutting_proxy
 from tests.fakes.running_gateway import Agent, Gateway, running_gateway, user
 

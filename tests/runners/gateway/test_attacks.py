@@ -14,8 +14,8 @@ from typing import Any
 import orjson
 import pytest
 
-from runners.testing.completions import END, Completion
-from runners.testing.scripted_engine import ScriptedEngine
+from agentrl.testing.completions import END, Completion
+from agentrl.testing.scripted_engine import ScriptedEngine
 from tests.fakes.running_gateway import (
     LIMITS,
     Agent,

@@ -9,23 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from runners.concurrency.limits import Admission, TokenBucket
+from agentrl.testing.completions import END, Completion
+from agentrl.testing.scripted_engine import ScriptedEngine
 from runners.engines.client import HttpEngine
 from runners.engines.resilient import ResilientEngine
-from runners.gateway.admin_bodies import SessionRequest
 from runners.gateway.conversation import TurnRequest
 from runners.gateway.dialects import anthropic, anthropic_reply
-from runners.gateway.registry import SessionRegistry
-from runners.gateway.session import Session, SessionServices
+from runners.gateway.sessions.admin_bodies import SessionRequest
+from runners.gateway.sessions.registry import SessionRegistry
+from runners.gateway.sessions.session import Session, SessionServices
+from runners.gateway.sessions.turn_log import AsyncTurnLog
 from runners.gateway.settings import SessionSampling
-from runners.gateway.text_work import TextWork
-from runners.gateway.texts import Texts
-from runners.gateway.tokenizer import load_renderer, load_tokenizer
-from runners.gateway.turn_log import AsyncTurnLog
-from runners.store.run_store import RunStore
-from runners.store.store_error import StoreError
-from runners.testing.completions import END, Completion
-from runners.testing.scripted_engine import ScriptedEngine
+from runners.gateway.texts.text_work import TextWork
+from runners.gateway.texts.texts import Texts
+from runners.records.store.run_store import RunStore
+from runners.records.store.store_error import StoreError
+from runners.records.tokenizer import load_renderer, load_tokenizer
+from runners.system.concurrency.limits import Admission, TokenBucket
 from tests.fakes.records import a_turn
 from tests.fakes.running_gateway import make_limits
 from tests.fakes.turn_log import HeldTurnLog

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from conf.sections.section import ENGINE_KEY
-from runners.store.run_store import RunStore
+from runners.records.store.run_store import RunStore
 from tests.fakes.anthropic_server import AnthropicServer
 from tests.fakes.endpoint_servers import MODEL, Call, EndpointServer, TextAnswer
 from tests.fakes.openai_clients import chat, respond

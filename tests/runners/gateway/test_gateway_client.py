@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import agentrl
-from runners.store.run_store import RunStore
-from runners.testing.completions import END, Completion
-from runners.testing.scripted_engine import ScriptedEngine
+from agentrl.testing.completions import END, Completion
+from agentrl.testing.scripted_engine import ScriptedEngine
+from runners.records.store.run_store import RunStore
 from tests.fakes.running_gateway import Gateway, running_gateway, user
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.testing.completions import END, Completion
+from agentrl.testing.scripted_engine import ScriptedEngine
 from runners.gateway.refusal import TURNS_SPENT
-from runners.testing.completions import END, Completion
-from runners.testing.scripted_engine import ScriptedEngine
 from tests.fakes.running_gateway import Gateway, running_gateway, user
 
 DONE = f"Done.{END}"

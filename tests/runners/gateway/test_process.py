@@ -20,9 +20,9 @@ from runners.gateway.client import GatewayAdmin
 from runners.gateway.gateway_error import GatewayError
 from runners.gateway.service import serve
 from runners.gateway.settings import GatewaySettings
-from runners.processes.service import Service, ServiceError
-from runners.store.run_store import RunStore
-from runners.store.store_error import StoreError
+from runners.records.store.run_store import RunStore
+from runners.records.store.store_error import StoreError
+from runners.system.processes.service import Service, ServiceError
 from tests.fakes.running_gateway import deliver_listener, settings_for
 
 pytestmark = pytest.mark.integration
@@ -77,7 +77,7 @@ async def test_it_serves_sandboxes_until_it_is_stopped_and_leaks_nothing(
 DRIVER = """
 import asyncio, json, os, sys
 from pathlib import Path
-from runners.processes.service import Service
+from runners.system.processes.service import Service
 async def main():
     service = await Service.start("gateway", "runners.gateway", json.loads(sys.argv[1]),
                                   log=Path(sys.argv[2]), deadline_s=60)

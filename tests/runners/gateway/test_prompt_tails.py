@@ -10,10 +10,10 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from runners.gateway.conversation import Piece, TurnRequest, group_messages
-from runners.gateway.text_work import TextWork
-from runners.gateway.texts import SHORT_TAIL, Texts
-from runners.gateway.tokenizer import load_renderer, load_tokenizer
-from runners.testing.tiny_tokenizer import write_tiny_tokenizer
+from runners.gateway.texts.text_work import TextWork
+from runners.gateway.texts.texts import SHORT_TAIL, Texts
+from runners.records.tokenizer import load_renderer, load_tokenizer
+from runners.services.tiny_policy.tiny_tokenizer import write_tiny_tokenizer
 from tests.fakes.running_gateway import make_limits
 
 FAMILIES = {

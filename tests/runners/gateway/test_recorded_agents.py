@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from runners.testing.completions import spoken
-from runners.testing.scripted_engine import ScriptedEngine
+from agentrl.testing.completions import spoken
+from agentrl.testing.scripted_engine import ScriptedEngine
 from tests.fakes.running_gateway import Agent, Gateway
 
 RECORDED = Path(__file__).parents[2] / "fakes" / "recorded" / "agents"

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runners.export.dump import dump
-from runners.harnesses.native import agent as native
-from runners.harnesses.native.client import Messages
-from runners.store.run_store import RunStore
-from runners.testing.completions import Completion, routed, spoken
-from runners.testing.scripted_engine import ScriptedEngine
-from runners.trajectory.graph import build_segments
-from runners.trajectory.routing import RoutingShape, build_segment_routing
+from agentrl.testing.completions import Completion, routed, spoken
+from agentrl.testing.scripted_engine import ScriptedEngine
+from runners.observe.export.dump import dump
+from runners.records.graph import build_segments
+from runners.records.routing import RoutingShape, build_segment_routing
+from runners.records.store.run_store import RunStore
+from runners.rollouts.harnesses.native import agent as native
+from runners.rollouts.harnesses.native.client import Messages
 from tests.fakes.routing_checks import check_trained_rows, stored_routing
 from tests.fakes.running_gateway import Gateway, echo, results, running_gateway, user
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from runners.harnesses.native import agent
-from runners.harnesses.native.client import Messages
-from runners.testing.completions import spoken
-from runners.testing.scripted_engine import ScriptedEngine
+from agentrl.testing.completions import spoken
+from agentrl.testing.scripted_engine import ScriptedEngine
+from runners.rollouts.harnesses.native import agent
+from runners.rollouts.harnesses.native.client import Messages
 from tests.fakes.running_gateway import Gateway
 
 

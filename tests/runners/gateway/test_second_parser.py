@@ -16,8 +16,8 @@ import pytest
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from runners.gateway.tokenizer import Renderer, load_renderer, load_tokenizer
-from runners.testing.tiny_tokenizer import write_tiny_tokenizer
+from runners.records.tokenizer import Renderer, load_renderer, load_tokenizer
+from runners.services.tiny_policy.tiny_tokenizer import write_tiny_tokenizer
 from tests.fakes.smg import running_smg
 
 pytestmark = pytest.mark.integration

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from conf.compose import compose
 from runners.gateway.settings import GatewaySettings
-from runners.trajectory.routing import RoutingShape
+from runners.records.routing import RoutingShape
 
 SHAPE = RoutingShape(layers=3, top_k=2, experts=4, routed=(1, 2))
 

@@ -10,13 +10,13 @@ from typing import Any
 import orjson
 import pytest
 
+from agentrl.testing.completions import END, Completion, spoken
+from agentrl.testing.scripted_engine import ScriptedEngine
 from runners.engines.client import HttpEngine
 from runners.engines.contract import Engine
 from runners.engines.prompt_json import LEAST_TOKENS
 from runners.gateway.service import GatewayHooks
-from runners.gateway.turn_log import AsyncTurnLog
-from runners.testing.completions import END, Completion, spoken
-from runners.testing.scripted_engine import ScriptedEngine
+from runners.gateway.sessions.turn_log import AsyncTurnLog
 from tests.fakes.running_gateway import (
     Agent,
     Gateway,

@@ -9,11 +9,11 @@ from typing import Any
 import orjson
 import pytest
 
+from agentrl.testing.completions import Completion
+from agentrl.testing.scripted_engine import ScriptedEngine
 from runners.gateway.dialects.body import MAX_UNKNOWN
 from runners.gateway.dialects.endpoints import DIALECTS
-from runners.gateway.session import MAX_IGNORED
-from runners.testing.completions import Completion
-from runners.testing.scripted_engine import ScriptedEngine
+from runners.gateway.sessions.session import MAX_IGNORED
 from tests.fakes.running_gateway import Gateway, user
 
 PATHS: dict[str, Callable[[str], dict[str, Any]]] = {
@@ -38,7 +38,7 @@ async def test_unknown_keys_are_ignored_counted_and_named_once(
 ) -> None:
     agent = await gateway.session()
     engine.always = Completion("ok<|im_end|>")
-    with caplog.at_level(logging.WARNING, "runners.gateway.session"):
+    with caplog.at_level(logging.WARNING, "runners.gateway.sessions.session"):
         for text in ("a", "b", "c"):
             body = {"model": "m", **PATHS[path](text), **OF_OTHER_SERVERS}
             status, answer = await agent.post(path, body)
@@ -58,7 +58,7 @@ async def test_a_client_that_makes_up_keys_fills_neither_the_counters_nor_the_lo
 ) -> None:
     agent = await gateway.session()
     engine.always = Completion("ok<|im_end|>")
-    with caplog.at_level(logging.WARNING, "runners.gateway.session"):
+    with caplog.at_level(logging.WARNING, "runners.gateway.sessions.session"):
         for number in range(20):
             keys = {f"{number} {key}\n\x1b[2J" + "k" * 1000: None for key in range(1000)}
             status, _ = await agent.post("/v1/messages", agent.body([user(str(number))], **keys))

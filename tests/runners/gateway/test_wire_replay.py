@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import zstandard
 
-from runners.store.run_store import RunStore
-from runners.testing.completions import spoken
-from runners.testing.scripted_engine import ScriptedEngine
-from runners.trajectory.session_summary import FinishReason
+from agentrl.testing.completions import spoken
+from agentrl.testing.scripted_engine import ScriptedEngine
+from runners.records.session_summary import FinishReason
+from runners.records.store.run_store import RunStore
 from tests.fakes.running_gateway import Agent, Gateway, assemble_message
 
 WIRE = Path(__file__).parents[4] / "shared" / "wire"

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from runners.adviser.alarm import Alarm
-from runners.observe.dashboard import Dashboard, LiveView, format_duration
-from runners.observe.progress import Progress
-from runners.observe.terminal_plot import plot_rates
+from runners.observe.adviser.alarm import Alarm
+from runners.observe.figures.terminal_plot import plot_rates
+from runners.observe.live.dashboard import Dashboard, LiveView, format_duration
+from runners.observe.live.progress import Progress
 
 RISING = [(step, step / 10) for step in range(11)]
 

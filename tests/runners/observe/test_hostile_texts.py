@@ -13,19 +13,19 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from runners.diagnostics.attempt_progress import AttemptWatch
-from runners.diagnostics.call_graph import describe_pending
-from runners.diagnostics.diagnostics import install_diagnostics
-from runners.observe.dashboard import Dashboard, LiveView
-from runners.observe.metrics import MetricsWriter
-from runners.observe.progress import Progress
-from runners.observe.status import read_status, render
-from runners.observe.summary import summary_table
-from runners.store.json_text import dumps, loads
-from runners.store.run_state import State
-from runners.store.run_store import RunStore
-from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
-from runners.trajectory.printable import make_printable
+from runners.observe.figures.metrics import MetricsWriter
+from runners.observe.live.dashboard import Dashboard, LiveView
+from runners.observe.live.progress import Progress
+from runners.observe.live.status import read_status, render
+from runners.observe.live.summary import summary_table
+from runners.records.outcome import Outcome, OutcomeCode, Stage
+from runners.records.printable import make_printable
+from runners.records.store.json_text import dumps, loads
+from runners.records.store.run_state import State
+from runners.records.store.run_store import RunStore
+from runners.system.diagnostics.attempt_progress import AttemptWatch
+from runners.system.diagnostics.call_graph import describe_pending
+from runners.system.diagnostics.diagnostics import install_diagnostics
 from tests.fakes.hostile import STEERING, TEXTS, Unreadable, exceptions, shown
 from tests.fakes.records import CONFIG, a_rollout
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runners.sandboxes.cpu_time import CPU_S, add_cpu_time
+from runners.system.processes.cpu_time import CPU_S, add_cpu_time
 from runners.tasks.contract import Task
 from tests.runners.rollouts.world import world
 

@@ -12,14 +12,14 @@ from typing import Any
 import aiohttp
 import pytest
 
+from agentrl.testing.completions import Completion
 from runners.engines.contract import Engine, Generation, SamplingParams
 from runners.gateway.service import GatewayHooks
-from runners.harnesses.contract import HarnessContext, HarnessResult
+from runners.records.outcome import OutcomeClass, OutcomeCode
+from runners.records.record import RolloutRecord
+from runners.rollouts.harnesses.contract import HarnessContext, HarnessResult
 from runners.sandboxes.contract import KilledError, Sandbox
 from runners.tasks.contract import Task, VerdictKind
-from runners.testing.completions import Completion
-from runners.trajectory.outcome import OutcomeClass, OutcomeCode
-from runners.trajectory.record import RolloutRecord
 from tests.fakes.rollout_parts import make_result
 from tests.runners.rollouts.world import world
 

@@ -16,22 +16,22 @@ import pytest
 from conf.compose import compose
 from conf.fault_table import Boundary
 from conf.sections.faults import FaultRule, PlannedFaultsConfig
-from runners.faults.wiring import driver_faults, make_gateway_hooks
-from runners.harnesses.contract import HarnessContext, HarnessResult
-from runners.processes.ledger import Ledger
-from runners.processes.recorder import StoreRecorder
+from runners.records.outcome import OutcomeCode
+from runners.records.record import RolloutRecord
+from runners.records.routing import RoutingShape
 from runners.rollouts.attempt import execute_here
+from runners.rollouts.harnesses.contract import HarnessContext, HarnessResult
 from runners.rollouts.pool import Pool
 from runners.rollouts.spec import RolloutSpec
 from runners.sandboxes.contract import Sandbox
+from runners.services.faults.wiring import driver_faults, make_gateway_hooks
+from runners.system.processes.ledger import Ledger
+from runners.system.processes.recorder import StoreRecorder
 from runners.tasks.contract import Task, Verdict, VerdictKind
 from runners.tasks.rollout_result import RolloutResult
 from runners.training.advantages import StepGroups
 from runners.training.step_samples import StepSamples, build_samples
 from runners.training.stored_rollout import LoadRollout, StoredRollout, load_rollout
-from runners.trajectory.outcome import OutcomeCode
-from runners.trajectory.record import RolloutRecord
-from runners.trajectory.routing import RoutingShape
 from tests.fakes.hostile import exceptions
 from tests.fakes.rollout_parts import PatchGrader, make_result
 from tests.runners.rollouts.world import World, world

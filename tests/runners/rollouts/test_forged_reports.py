@@ -12,17 +12,17 @@ import pytest
 from conf.compose import compose
 from conf.sections.rollout import DeadlinesConfig
 from conf.sections.scenario import LinearScenarioConfig
-from runners.harnesses.registry import make_harness
+from runners.records.outcome import OutcomeCode
+from runners.records.record import RolloutRecord
+from runners.rollouts.harnesses.registry import make_harness
 from runners.sandboxes.backends import make_backend
-from runners.tasks.canaries.verification import Verification
-from runners.tasks.graders.task_grader import TaskGrader
-from runners.tasks.grading import SandboxGrader
-from runners.tasks.task_repositories import use_repository_as_is
-from runners.trajectory.outcome import OutcomeCode
-from runners.trajectory.record import RolloutRecord
+from runners.tasks.grading.canaries.verification import Verification
+from runners.tasks.grading.graders.task_grader import TaskGrader
+from runners.tasks.grading.grading import SandboxGrader
+from runners.tasks.repositories.task_repositories import use_repository_as_is
 from tests.cheats.project import make_tasks
 from tests.cheats.suite import load_cheats
-from tests.runners.harnesses.real_agent import call, install_or_skip, say
+from tests.runners.rollouts.harnesses.real_agent import call, install_or_skip, say
 from tests.runners.rollouts.world import world
 
 pytestmark = [pytest.mark.integration, pytest.mark.agents]

@@ -11,21 +11,21 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from runners.harnesses.contract import HarnessContext, HarnessResult
-from runners.processes.ledger import Ledger
-from runners.processes.recorder import StoreRecorder
+from runners.records.outcome import OutcomeCode
+from runners.records.record import RolloutRecord
 from runners.rollouts.attempt import execute_here
+from runners.rollouts.harnesses.contract import HarnessContext, HarnessResult
 from runners.sandboxes.contract import OversizedError, Sandbox
 from runners.sandboxes.local.backend import LocalBackend
 from runners.sandboxes.wrappers import RegisteredBackend
+from runners.system.processes.ledger import Ledger
+from runners.system.processes.recorder import StoreRecorder
 from runners.tasks.contract import Task
-from runners.tasks.graders.task_grader import TaskGrader
-from runners.tasks.grading import SandboxGrader
-from runners.tasks.harbor.end_state import EndStateGrader
+from runners.tasks.grading.graders.end_state import EndStateGrader
+from runners.tasks.grading.graders.task_grader import TaskGrader
+from runners.tasks.grading.grading import SandboxGrader
 from runners.tasks.harbor.suites import read_task
-from runners.tasks.task_repositories import TaskRepositories
-from runners.trajectory.outcome import OutcomeCode
-from runners.trajectory.record import RolloutRecord
+from runners.tasks.repositories.task_repositories import TaskRepositories
 from tests.fakes.harbor_tasks import SOLVE, TEST, toml, write_task
 from tests.fakes.rollout_parts import make_result
 from tests.fakes.sandbox_backends import local_settings, skip_without

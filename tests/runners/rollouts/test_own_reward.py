@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from conf.compose import compose
+from runners.records.outcome import OutcomeCode, Stage
 from runners.rollouts.reward import make_reward
 from runners.tasks.contract import Task
-from runners.trajectory.outcome import OutcomeCode, Stage
 from tests.runners.rollouts.world import World, world
 
 SOURCE = """

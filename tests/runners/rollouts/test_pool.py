@@ -11,16 +11,16 @@ import pytest
 
 from conf.compose import compose
 from conf.errors import ExitCode
-from runners.concurrency.limits import Admission, TokenBucket
-from runners.harnesses.contract import HarnessContext, HarnessResult
+from runners.records.graph import build_segments
+from runners.records.outcome import TEARDOWN, TRANSITIONS, OutcomeClass, OutcomeCode, Stage
+from runners.records.store.store_error import StoreError
 from runners.rollouts.attempt_record import rebuild_result
+from runners.rollouts.harnesses.contract import HarnessContext, HarnessResult
 from runners.rollouts.pool import BreakerOpen
 from runners.rollouts.reward import make_reward
 from runners.sandboxes.contract import Sandbox, SandboxError
-from runners.store.store_error import StoreError
+from runners.system.concurrency.limits import Admission, TokenBucket
 from runners.tasks.contract import DecidingTest, Task, Verdict, VerdictKind
-from runners.trajectory.graph import build_segments
-from runners.trajectory.outcome import TEARDOWN, TRANSITIONS, OutcomeClass, OutcomeCode, Stage
 from tests.fakes.rollout_parts import CallingHarness, HostileError, make_result
 from tests.runners.rollouts.world import world
 

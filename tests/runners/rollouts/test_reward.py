@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.sections.task import CustomRewardConfig, VerdictRewardConfig
-from runners.plugins.calls import PluginFailedError
+from runners.records.session_summary import SessionSummary, TokenUsage, TurnUsage
 from runners.rollouts.reward import (
     RewardParts,
     RolloutReward,
@@ -19,11 +19,11 @@ from runners.rollouts.reward import (
     add_parts,
     make_reward,
 )
+from runners.system.plugins.calls import PluginFailedError
 from runners.tasks.contract import Verdict, VerdictKind
 from runners.tasks.rollout_result import RolloutResult
-from runners.trajectory.session_summary import SessionSummary, TokenUsage, TurnUsage
+from tests.runners.tasks.example_repositories import result_of
 from tests.runners.tasks.pytest_tasks import scripted_verdict
-from tests.runners.tasks.repositories import result_of
 
 CONFIG = VerdictRewardConfig(
     kind="tests", solved=1, unsolved=-1, partial_credit=0.0, malformed_penalty=0.25,

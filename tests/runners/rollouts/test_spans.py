@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from conf.compose import compose
-from runners.sinks.otlp import open_span_feed
-from runners.sinks.rollout_spans import describe_attempt
-from runners.store.run_store import RunStore
+from runners.observe.sinks.otlp import open_span_feed
+from runners.observe.sinks.rollout_spans import describe_attempt
+from runners.records.record import RolloutRecord
+from runners.records.store.run_store import RunStore
 from runners.tasks.contract import Task
-from runners.trajectory.record import RolloutRecord
 from tests.fakes.otlp_collector import Collector, serve_collector
 from tests.fakes.records import LOST, a_rollout, a_turn
 from tests.runners.rollouts.world import World, world

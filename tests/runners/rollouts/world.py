@@ -12,25 +12,25 @@ from typing import Any
 
 import pytest
 
+from agentrl.testing.completions import Completion
+from agentrl.testing.scripted_engine import ScriptedEngine
 from conf.sections.rollout import DeadlinesConfig
 from conf.sections.task import VerdictRewardConfig
-from runners.concurrency.limits import Admission, TokenBucket
-from runners.diagnostics.attempt_progress import AttemptWatch
 from runners.gateway.service import NO_HOOKS, GatewayHooks
-from runners.processes.ledger import Ledger
-from runners.processes.recorder import StoreRecorder
+from runners.records.record import RolloutRecord
+from runners.records.store.run_store import RunStore
 from runners.rollouts.attempt import execute_here
 from runners.rollouts.context import AttemptContext, Execute
 from runners.rollouts.pool import Pool
 from runners.rollouts.reward import make_reward
 from runners.rollouts.spec import RolloutSpec
 from runners.sandboxes.wrappers import RegisteredBackend
-from runners.store.run_store import RunStore
+from runners.services.tiny_policy.tiny_tokenizer import write_tiny_tokenizer
+from runners.system.concurrency.limits import Admission, TokenBucket
+from runners.system.diagnostics.attempt_progress import AttemptWatch
+from runners.system.processes.ledger import Ledger
+from runners.system.processes.recorder import StoreRecorder
 from runners.tasks.contract import Task
-from runners.testing.completions import Completion
-from runners.testing.scripted_engine import ScriptedEngine
-from runners.testing.tiny_tokenizer import write_tiny_tokenizer
-from runners.trajectory.record import RolloutRecord
 from tests.fakes.rollout_parts import (
     CallingHarness,
     FolderBackend,

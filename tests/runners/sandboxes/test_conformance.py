@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import pytest
 
+from agentrl.testing.sandbox_conformance import SandboxConformance
 from runners.sandboxes.contract import SandboxBackend
-from runners.testing.sandbox_conformance import SandboxConformance
 from tests.fakes.podman import find_obstacle, podman_engine
 from tests.fakes.sandbox_backends import (
     REMOTE,

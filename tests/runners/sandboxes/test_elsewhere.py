@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from runners.harnesses.contract import HarnessContext, HarnessResult
-from runners.harnesses.guarded import GuardedHarness
-from runners.plugins.calls import run_beside
+from runners.records.outcome import OutcomeCode
+from runners.rollouts.harnesses.contract import HarnessContext, HarnessResult
+from runners.rollouts.harnesses.guarded import GuardedHarness
 from runners.sandboxes.contract import CommandResult, SandboxError, SandboxSpec
 from runners.sandboxes.elsewhere import SandboxElsewhere
-from runners.trajectory.outcome import OutcomeCode
+from runners.system.plugins.calls import run_beside
 
 
 class Here:

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from runners.tasks.contract import VerdictKind
 from runners.tasks.harbor.suites import read_task
-from runners.tasks.readiness import find_readiness
+from runners.tasks.sets.readiness import find_readiness
 from tests.fakes.harbor_tasks import TEST, toml, write_task
 from tests.fakes.sandbox_backends import (
     NAMES,

@@ -10,16 +10,16 @@ import pytest_asyncio
 
 from conf.sections.harness import NativeHarnessConfig
 from conf.sections.scenario import LinearScenarioConfig
-from runners.harnesses.contract import HarnessContext
-from runners.harnesses.native import NativeHarness
+from runners.records.outcome import OutcomeCode
+from runners.rollouts.harnesses.contract import HarnessContext
+from runners.rollouts.harnesses.native import NativeHarness
 from runners.sandboxes.contract import SandboxSpec
 from runners.tasks.contract import Patch, VerdictKind
-from runners.tasks.grading import SandboxGrader
-from runners.tasks.workspace_diff import diff_workspace
-from runners.trajectory.outcome import OutcomeCode
+from runners.tasks.grading.grading import SandboxGrader
+from runners.tasks.patches.workspace_diff import diff_workspace
 from tests.fakes.sandbox_backends import NAMES, BackendUnderTest, open_backend
 from tests.fakes.scripted_gateway import Reply, scripted_gateway, use
-from tests.runners.tasks.repositories import FIX, make_task
+from tests.runners.tasks.example_repositories import FIX, make_task
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 HARNESS = NativeHarness(

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from runners.processes.process_names import PREFIX, make_unique_name
 from runners.sandboxes.discard import remove_tree
 from runners.sandboxes.local import backend
 from runners.sandboxes.tree import copy_tree
+from runners.system.processes.process_names import PREFIX, make_unique_name
 
 
 def test_a_copy_has_contents_modes_and_links(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from runners.sandboxes.local.backend import LocalBackend
 from runners.tasks.contract import Grading, Patch, ScriptGrading, Task, Verdict, VerdictKind
-from runners.tasks.diffs import read_paths
-from runners.tasks.grading import SandboxGrader
+from runners.tasks.grading.grading import SandboxGrader
+from runners.tasks.patches.diffs import read_paths
 from runners.tasks.schemas.detection import read_row
 from runners.tasks.schemas.row import RowContext
-from tests.runners.tasks.repositories import FIX, git, make_task, patch_of
+from tests.runners.tasks.example_repositories import FIX, git, make_task, patch_of
 
 OLD = """\
 import pytest

@@ -14,13 +14,13 @@ from runners.sandboxes.contract import SandboxSpec
 from runners.sandboxes.local.backend import LocalBackend
 from runners.tasks import builtin
 from runners.tasks.contract import ScriptGrading, Task, Verdict, VerdictKind
-from runners.tasks.dataset_report import load_dataset
-from runners.tasks.graders import packages
-from runners.tasks.graders.eval_script import run_script, script_mounts
-from runners.tasks.graders.parsers import judge_report, judge_run
-from runners.tasks.grading import apply_patch
-from runners.tasks.patch_record import decode_patch
-from runners.tasks.task_repositories import TaskRepositories
+from runners.tasks.grading.graders import packages
+from runners.tasks.grading.graders.eval_script import run_script, script_mounts
+from runners.tasks.grading.graders.parsers import judge_report, judge_run
+from runners.tasks.grading.grading import apply_patch
+from runners.tasks.patches.patch_record import decode_patch
+from runners.tasks.repositories.task_repositories import TaskRepositories
+from runners.tasks.sets.dataset_report import load_dataset
 
 pytestmark = pytest.mark.integration
 

@@ -13,10 +13,10 @@ from runners.sandboxes.discard import remove_tree
 from runners.sandboxes.local.backend import LocalBackend
 from runners.sandboxes.tree import copy_tree
 from runners.tasks.contract import Patch, ScriptGrading, Task, Verdict, VerdictKind
-from runners.tasks.grading import SandboxGrader
-from runners.tasks.workspace_diff import diff_workspace
+from runners.tasks.grading.grading import SandboxGrader
+from runners.tasks.patches.workspace_diff import diff_workspace
+from tests.runners.tasks.example_repositories import FIX, git, make_task, patch_of
 from tests.runners.tasks.pytest_tasks import make_pytest_task
-from tests.runners.tasks.repositories import FIX, git, make_task, patch_of
 
 pytestmark = pytest.mark.integration
 

@@ -15,21 +15,22 @@ import pytest
 from runners.sandboxes.contract import CommandResult, Sandbox, SandboxError, SandboxSpec
 from runners.sandboxes.local.backend import LocalBackend
 from runners.tasks.contract import ScriptGrading, Task, VerdictKind
-from runners.tasks.graders.eval_script import (
+from runners.tasks.grading.graders.eval_script import (
     PLUGIN,
     TESTED,
     parse_run,
     run_script,
     script_mounts,
 )
-from runners.tasks.graders.packages import (
+from runners.tasks.grading.graders.packages import (
     build_eval_script,
     describe_instance,
     log_file,
     read_report,
 )
-from runners.tasks.graders.parsers import judge_report, judge_run
-from runners.tasks.grading import SandboxGrader
+from runners.tasks.grading.graders.parsers import judge_report, judge_run
+from runners.tasks.grading.grading import SandboxGrader
+from tests.runners.tasks.example_repositories import patch_of
 from tests.runners.tasks.pytest_tasks import (
     diff_of,
     grade,
@@ -39,7 +40,6 @@ from tests.runners.tasks.pytest_tasks import (
     with_grading,
     with_official_judge,
 )
-from tests.runners.tasks.repositories import patch_of
 
 pytestmark = pytest.mark.integration
 

@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from runners.tasks.inside import agentrl_guard
+from runners.tasks.grading.inside import agentrl_guard
 
 SOURCE = """\
 import abc

@@ -10,10 +10,10 @@ import pytest
 
 from runners.sandboxes.local.backend import LocalBackend
 from runners.tasks.contract import Grading, ScriptGrading, Task, VerdictKind
-from runners.tasks.grading import SandboxGrader
+from runners.tasks.grading.grading import SandboxGrader
 from tests.runners.tasks.cheats import ENDS, PYTEST, UNITTEST
+from tests.runners.tasks.example_repositories import FIX, git, make_task, patch_of
 from tests.runners.tasks.pytest_tasks import diff_of, grade, make_pytest_task, with_grading
-from tests.runners.tasks.repositories import FIX, git, make_task, patch_of
 
 pytestmark = pytest.mark.integration
 

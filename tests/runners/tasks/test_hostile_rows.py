@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from runners.tasks.dataset_files import DatasetError
-from runners.tasks.dataset_report import DatasetReport, read_dataset
+from runners.tasks.sets.dataset_files import DatasetError
+from runners.tasks.sets.dataset_report import DatasetReport, read_dataset
 from tests.runners.tasks.dataset_rows import config, write
 from tests.runners.tasks.published_rows import FIX, ROWS
 

@@ -14,17 +14,17 @@ from pathlib import Path
 import pytest
 
 from conf.compose import compose
+from runners.records.outcome import OutcomeCode
 from runners.sandboxes.contract import SandboxSpec
 from runners.sandboxes.discard import remove_tree
 from runners.sandboxes.local.backend import LocalBackend
 from runners.sandboxes.tree import copy_tree
-from runners.tasks import capture_process
 from runners.tasks.capture_limits import DEFAULT_LIMITS, CaptureLimits
 from runners.tasks.contract import Patch, Task, VerdictKind
-from runners.tasks.grading import SandboxGrader
-from runners.tasks.patch import capture_apart, capture_patch
-from runners.tasks.workspace_diff import PatchError
-from runners.trajectory.outcome import OutcomeCode
+from runners.tasks.grading.grading import SandboxGrader
+from runners.tasks.patches import capture_process
+from runners.tasks.patches.patch import capture_apart, capture_patch
+from runners.tasks.patches.workspace_diff import PatchError
 from tests.fakes.hostile_programs import (
     FINISHED,
     HOSTILE,
@@ -34,7 +34,7 @@ from tests.fakes.hostile_programs import (
 )
 from tests.fakes.hostile_run import run_programs
 from tests.fakes.sandbox_backends import local_settings, skip_without
-from tests.runners.tasks.repositories import FIX, make_task
+from tests.runners.tasks.example_repositories import FIX, make_task
 
 pytestmark = pytest.mark.integration
 

@@ -18,19 +18,19 @@ from conf.compose import compose
 from runners.sandboxes.contract import Sandbox, SandboxError, SandboxSpec
 from runners.sandboxes.remote.containers import ContainerBackend
 from runners.tasks.contract import Task, VerdictKind
-from runners.tasks.dataset_files import DatasetError
-from runners.tasks.dataset_report import load_dataset, read_dataset
-from runners.tasks.grading import SandboxGrader
-from runners.tasks.patch import capture_patch
-from runners.tasks.readiness import READY, find_readiness
-from runners.tasks.task_repositories import TaskRepositories
-from runners.tasks.task_sets import load_tasks
+from runners.tasks.grading.grading import SandboxGrader
+from runners.tasks.patches.patch import capture_patch
+from runners.tasks.repositories.task_repositories import TaskRepositories
+from runners.tasks.sets.dataset_files import DatasetError
+from runners.tasks.sets.dataset_report import load_dataset, read_dataset
+from runners.tasks.sets.readiness import READY, find_readiness
+from runners.tasks.sets.task_sets import load_tasks
 from tests.fakes.docker.installed import can_stand_in, docker_program
 from tests.fakes.images import BROKEN, RIGHT, TEST, make_image, put, write_pytest_layer
 from tests.fakes.sandbox_backends import docker_settings, local_settings
 from tests.runners.tasks.dataset_rows import config, write
+from tests.runners.tasks.example_repositories import git, patch_of
 from tests.runners.tasks.published_rows import BUG, FIX, ROWS, TESTS
-from tests.runners.tasks.repositories import git, patch_of
 
 pytestmark = [
     pytest.mark.integration,

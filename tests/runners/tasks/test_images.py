@@ -10,7 +10,6 @@ import pytest
 
 from runners.sandboxes.local.backend import LocalBackend
 from runners.tasks.contract import Origin
-from runners.tasks.dataset_report import load_dataset
 from runners.tasks.pytest_mounts import (
     SITE,
     agent_environment,
@@ -18,10 +17,11 @@ from runners.tasks.pytest_mounts import (
     filter_mounts,
     pytest_mounts,
 )
-from runners.tasks.task_repositories import TaskRepositories
+from runners.tasks.repositories.task_repositories import TaskRepositories
+from runners.tasks.sets.dataset_report import load_dataset
 from tests.fakes.rollout_parts import FolderBackend
 from tests.runners.tasks.dataset_rows import CLASSIC, config, write
-from tests.runners.tasks.repositories import make_task
+from tests.runners.tasks.example_repositories import make_task
 
 IMAGE = "swebench/sweb.eval.x86_64.o_1776_r-1:latest"
 

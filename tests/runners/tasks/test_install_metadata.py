@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runners.tasks.contract import Patch, Task
-from runners.tasks.protection import find_metadata
+from runners.tasks.patches.protection import find_metadata
 
 TASK = Task("t", "train", Path("repo"), "0" * 40, "fix", ("a",), (), (), "", "operator")
 

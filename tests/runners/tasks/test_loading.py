@@ -12,12 +12,12 @@ import pytest
 from conf.compose import compose
 from conf.errors import ConfigError
 from runners.tasks.contract import ScriptGrading
-from runners.tasks.dataset_files import DatasetError
-from runners.tasks.dataset_report import load_dataset, read_dataset
-from runners.tasks.pinned_repositories import SourceError, find_source
-from runners.tasks.task_sets import load_tasks
+from runners.tasks.repositories.pinned_repositories import SourceError, find_source
+from runners.tasks.sets.dataset_files import DatasetError
+from runners.tasks.sets.dataset_report import load_dataset, read_dataset
+from runners.tasks.sets.task_sets import load_tasks
 from tests.runners.tasks.dataset_rows import CLASSIC, config, write
-from tests.runners.tasks.repositories import git, make_task
+from tests.runners.tasks.example_repositories import git, make_task
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from runners.tasks.contract import ScriptGrading, Task, VerdictKind
-from runners.tasks.graders import packages
-from runners.tasks.graders.eval_script import ScriptRun
-from runners.tasks.graders.parsers import judge_run
-from tests.runners.tasks.repositories import make_task
+from runners.tasks.grading.graders import packages
+from runners.tasks.grading.graders.eval_script import ScriptRun
+from runners.tasks.grading.graders.parsers import judge_run
+from tests.runners.tasks.example_repositories import make_task
 
 pytestmark = [
     pytest.mark.integration,

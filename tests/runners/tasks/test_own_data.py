@@ -14,18 +14,18 @@ from conf.compose import compose
 from conf.errors import ConfigError
 from conf.sections.plugin import PluginConfig
 from conf.sections.task import JsonlTaskConfig
-from runners.plugins.calls import PluginFailedError
 from runners.sandboxes.contract import Sandbox
 from runners.sandboxes.local.backend import LocalBackend
 from runners.sandboxes.tree import copy_tree
-from runners.tasks.canaries.coverage import count_uncheckable
+from runners.system.plugins.calls import PluginFailedError
 from runners.tasks.contract import CustomGrading, ScriptGrading, Task, Verdict, VerdictKind
-from runners.tasks.dataset_files import DatasetError
-from runners.tasks.dataset_report import load_dataset, read_dataset
-from runners.tasks.graders.custom import judge_custom
-from runners.tasks.grading import SandboxGrader
-from runners.tasks.workspace_diff import diff_workspace
-from tests.runners.tasks.repositories import FIX, make_task
+from runners.tasks.grading.canaries.coverage import count_uncheckable
+from runners.tasks.grading.graders.custom import judge_custom
+from runners.tasks.grading.grading import SandboxGrader
+from runners.tasks.patches.workspace_diff import diff_workspace
+from runners.tasks.sets.dataset_files import DatasetError
+from runners.tasks.sets.dataset_report import load_dataset, read_dataset
+from tests.runners.tasks.example_repositories import FIX, make_task
 
 CODE = """
 import csv, json

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from runners.tasks.inside import agentrl_channel
+from runners.tasks.grading.inside import agentrl_channel
 
 if TYPE_CHECKING:
-    from runners.tasks.inside import relay, script_runner
+    from runners.tasks.grading.inside import relay, script_runner
 else:
     with pytest.MonkeyPatch.context() as patch:  # in a sandbox they lie in one folder
         patch.syspath_prepend(str(Path(agentrl_channel.__file__).parent))

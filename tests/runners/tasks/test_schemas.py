@@ -11,8 +11,8 @@ import pytest
 
 from conf.sections.task import FormatName
 from runners.tasks.contract import Grading, ScriptGrading
-from runners.tasks.diffs import reverse_diff
-from runners.tasks.graders.packages import is_installed
+from runners.tasks.grading.graders.packages import is_installed
+from runners.tasks.patches.diffs import reverse_diff
 from runners.tasks.schemas.detection import read_row
 from runners.tasks.schemas.published import SCHEMAS
 from runners.tasks.schemas.row import Judge, Row, RowContext

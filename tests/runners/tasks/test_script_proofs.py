@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from runners.tasks.graders.eval_script import TESTED
-from runners.tasks.inside import script_runner
+from runners.tasks.grading.graders.eval_script import TESTED
+from runners.tasks.grading.inside import script_runner
 
 pytestmark = pytest.mark.integration
 

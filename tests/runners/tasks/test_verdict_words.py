@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from runners.tasks.contract import Patch, ScriptGrading, Task, TestResult
-from runners.tasks.graders.verdicts import judge_tests, list_results
-from runners.tasks.grading import apply_patch, summarize_refusal
+from runners.tasks.grading.graders.verdicts import judge_tests, list_results
+from runners.tasks.grading.grading import apply_patch, summarize_refusal
 
 TASK = Task(
     id="acme__1",

@@ -18,10 +18,10 @@ from runners.tasks.contract import (
     Verdict,
     VerdictKind,
 )
-from runners.tasks.graders.eval_script import ScriptRun
-from runners.tasks.graders.parsers import judge_run
-from runners.tasks.graders.verdicts import judge_exit_code, judge_tests
-from tests.runners.tasks.repositories import make_task
+from runners.tasks.grading.graders.eval_script import ScriptRun
+from runners.tasks.grading.graders.parsers import judge_run
+from runners.tasks.grading.graders.verdicts import judge_exit_code, judge_tests
+from tests.runners.tasks.example_repositories import make_task
 
 SOLVED, UNSOLVED, INFRA = VerdictKind.SOLVED, VerdictKind.UNSOLVED, VerdictKind.INFRA
 DONE = ScriptRun(started=True, began=True, exit_code=0, reached=True)

@@ -18,11 +18,11 @@ from conf.sections.training import (
     RewardShare,
     SegmentsFanoutConfig,
 )
+from runners.records.graph import build_segments
+from runners.records.record import BranchKind, Segment, SegmentKind, Turn
+from runners.records.routing import RoutingShape, make_unrouted
 from runners.training.fanout import FanOut, compute_shares, fan_out
 from runners.training.token_weights import compute_token_weights
-from runners.trajectory.graph import build_segments
-from runners.trajectory.record import BranchKind, Segment, SegmentKind, Turn
-from runners.trajectory.routing import RoutingShape, make_unrouted
 from tests.fakes.records import a_turn
 
 REWARDS: list[RewardShare] = ["copy", "uniform", "token_share", "final_only", "root_only"]

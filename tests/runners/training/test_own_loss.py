@@ -9,7 +9,7 @@ import torch
 
 from conf.compose import compose
 from conf.sections.plugin import PluginConfig
-from runners.preflight.plugins import find_plugin_errors
+from runners.campaigns.preflight.plugins import find_plugin_errors
 from runners.training.local import LocalTrainer
 from runners.training.training_error import TrainingError
 from tests.fakes.local_trainer import VOCAB, logprobs, make_rollouts, make_trainer

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from conf.sections.training import RoutingRecomputeConfig, RoutingRolloutConfig
+from runners.records.routing import Routing
 from runners.training.local import LocalTrainer
 from runners.training.recompute import LOGITS_CHUNK, compute_chosen_logprobs
 from runners.training.routing.shape import read_routing_shape
 from runners.training.sample import Sample
-from runners.trajectory.routing import Routing
 from tests.fakes.local_trainer import VOCAB, make_rollouts, make_trainer
 from tests.fakes.tiny_model import write_tiny_model
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runners.records.counters import SUMMED_COUNTERS
+from runners.records.outcome import Outcome, OutcomeCode, Stage
+from runners.records.record import TASK_SET, Turn
 from runners.training.advantages import StepGroups
 from runners.training.step_metrics import step_metrics
-from runners.trajectory.counters import SUMMED_COUNTERS
-from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
-from runners.trajectory.record import TASK_SET, Turn
 from tests.fakes.records import a_turn
 from tests.fakes.step_samples import (
     BRANCHED,

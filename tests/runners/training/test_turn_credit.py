@@ -24,6 +24,8 @@ from torch import Tensor
 from conf.compose import compose
 from conf.schema import Config
 from conf.sections.training import LocalTrainerConfig
+from runners.records.graph import build_segments
+from runners.records.record import RolloutRecord, Turn
 from runners.training.advantages import StepGroups
 from runners.training.estimators import estimate_rloo
 from runners.training.micro_batches import (
@@ -36,8 +38,6 @@ from runners.training.stored_rollout import StoredRollout
 from runners.training.token_weights import compute_token_weights
 from runners.training.totals import StepTotals
 from runners.training.turn_credit import compute_turn_credits, spread_over_tokens
-from runners.trajectory.graph import build_segments
-from runners.trajectory.record import RolloutRecord, Turn
 from tests.fakes.local_trainer import VOCAB, make_rollouts, make_trainer
 from tests.fakes.records import a_rollout, a_turn
 from tests.fakes.step_samples import BRANCHED

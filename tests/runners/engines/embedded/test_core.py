@@ -17,8 +17,8 @@ from runners.engines.contract import EngineError, Generation, SamplingParams
 from runners.engines.embedded.core import EngineCore
 from runners.engines.embedded.request import RequestResult, RequestSampling
 from runners.engines.embedded.weights import ModelWeights
+from runners.records.record import IdArray
 from runners.training.routing.replay import RouterReplay
-from runners.trajectory.record import IdArray
 from tests.fakes.tiny_model import write_tiny_model
 
 TOLERANCE = 5e-5

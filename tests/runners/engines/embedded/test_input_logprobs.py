@@ -15,7 +15,7 @@ from runners.engines.embedded.core import EngineCore
 from runners.engines.embedded.request import RequestSampling
 from runners.engines.embedded.scheduler import PREFILL_TOKENS
 from runners.engines.embedded.wire import parse_generate
-from runners.trajectory.record import IdArray, LogprobArray
+from runners.records.record import IdArray, LogprobArray
 
 NOTHING = RequestSampling(max_new_tokens=0, temperature=0.7)
 

@@ -16,7 +16,7 @@ from runners.engines.embedded.request import Request, RequestResult, RequestSamp
 from runners.engines.embedded.scheduler import Scheduler
 from runners.engines.embedded.weight_change import MAX_SPANS, MIN_GAIN, SLICE_TOKENS
 from runners.engines.embedded.weights import load_weights
-from runners.trajectory.record import IdArray
+from runners.records.record import IdArray
 
 CONTEXT = 1024
 Models = tuple["CountingModel", "CountingModel"]

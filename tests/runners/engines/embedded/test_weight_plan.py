@@ -9,7 +9,7 @@ import pytest
 
 from runners.engines.contract import EngineError
 from runners.engines.embedded.weight_plan import WeightPlan, write_plans
-from runners.trajectory.record import IdArray
+from runners.records.record import IdArray
 
 ROLLOUT = "train-000001-000-00"
 

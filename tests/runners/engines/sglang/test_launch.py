@@ -13,10 +13,10 @@ from conf.compose import compose
 from conf.errors import ConfigError
 from conf.schema import Config
 from runners.engines.client import HttpEngine
-from runners.processes.ledger import Ledger
-from runners.processes.service import ServiceError, ServiceStarter
-from runners.runtime.engine_service import start_engine
-from runners.store.run_store import RunStore
+from runners.records.store.run_store import RunStore
+from runners.services.engine_service import start_engine
+from runners.system.processes.ledger import Ledger
+from runners.system.processes.service import ServiceError, ServiceStarter
 
 pytestmark = pytest.mark.integration
 

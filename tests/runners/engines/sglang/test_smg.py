@@ -10,13 +10,13 @@ from typing import Any
 import aiohttp
 import pytest
 
+from agentrl.testing.completions import Completion, Reply
+from agentrl.testing.scripted_engine import ScriptedEngine
 from runners.engines.capabilities import check_capabilities
 from runners.engines.contract import SamplingParams
 from runners.engines.server_check import CheckResult, EngineServers
 from runners.engines.sglang.workers import connect_engine
-from runners.testing.completions import Completion, Reply
-from runners.testing.scripted_engine import ScriptedEngine
-from runners.trajectory.routing import RoutingShape
+from runners.records.routing import RoutingShape
 from tests.fakes.sglang_router import KNOWN
 from tests.fakes.smg import running_smg
 

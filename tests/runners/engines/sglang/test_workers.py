@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners.campaign.drain import pause_turns
-from runners.concurrency.limits import Admission, TokenBucket
+from agentrl.testing.completions import Completion
+from agentrl.testing.scripted_engine import ScriptedEngine
+from runners.campaigns.drain import pause_turns
 from runners.engines.client import HttpEngine
 from runners.engines.contract import EngineError, EngineLoad, SamplingParams
 from runners.engines.resilient import PauseResult, ResilientEngine
 from runners.engines.sglang.workers import WorkerEngine, connect_engine
 from runners.gateway.client import GatewayAdmin
-from runners.testing.completions import Completion
-from runners.testing.scripted_engine import ScriptedEngine
-from runners.trajectory.record import UNKNOWN_VERSION
+from runners.records.record import UNKNOWN_VERSION
+from runners.system.concurrency.limits import Admission, TokenBucket
 from tests.fakes.sglang_router import Router
 
 PARAMS = SamplingParams(max_new_tokens=8)

@@ -13,7 +13,7 @@ import pytest
 from conf.sections.section import ENGINE_KEY
 from runners.engines.contract import EngineError, SamplingParams
 from runners.engines.vllm.client import VllmEngine
-from runners.trajectory.record import UNKNOWN_VERSION
+from runners.records.record import UNKNOWN_VERSION
 from tests.fakes.vllm_server import MODEL, VllmAnswer, VllmServer
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import orjson
 import pytest
 
+from agentrl.testing.completions import END, spoken
+from agentrl.testing.scripted_engine import ScriptedEngine
 from runners.gateway.dialects.sse import COMMENT_PING
-from runners.testing.completions import END, spoken
-from runners.testing.scripted_engine import ScriptedEngine
 from tests.fakes.openai_clients import (
     assembled_chat,
     assembled_response,

@@ -12,10 +12,10 @@ import orjson
 import pytest
 import zstandard
 
-from runners.store.run_store import RunStore
-from runners.testing.completions import spoken
-from runners.testing.scripted_engine import ScriptedEngine
-from runners.trajectory.session_summary import FinishReason
+from agentrl.testing.completions import spoken
+from agentrl.testing.scripted_engine import ScriptedEngine
+from runners.records.session_summary import FinishReason
+from runners.records.store.run_store import RunStore
 from tests.fakes.openai_clients import (
     assembled_response,
     chat,

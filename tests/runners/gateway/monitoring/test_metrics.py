@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from agentrl.testing.completions import Completion
+from agentrl.testing.scripted_engine import ScriptedEngine
 from conf.errors import AgentrlError
+from runners.gateway.http.metrics_endpoint import key_path, load_key
 from runners.gateway.monitoring.counts import BUCKETS_S, Durations, GatewayCounts
-from runners.gateway.monitoring.endpoint import key_path, load_key
 from runners.gateway.monitoring.exposition import write_exposition
-from runners.processes.ports import free_port
-from runners.testing.completions import Completion
-from runners.testing.scripted_engine import ScriptedEngine
+from runners.system.processes.ports import free_port
 from tests.fakes.running_gateway import Gateway, running_gateway, user
 
 prometheus = pytest.importorskip("prometheus_client.parser")

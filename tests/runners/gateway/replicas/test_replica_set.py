@@ -10,11 +10,11 @@ import aiohttp
 import psutil
 import pytest
 
+from agentrl.testing.scripted_engine import ScriptedEngine
 from runners.gateway.gateway_error import GatewayError
 from runners.gateway.replicas.session_key import replica_of
 from runners.gateway.settings import GatewaySettings
-from runners.store.run_store import RunStore
-from runners.testing.scripted_engine import ScriptedEngine
+from runners.records.store.run_store import RunStore
 from tests.fakes.replicated_gateway import Replicated, replicated_gateway
 from tests.fakes.running_gateway import Agent, user
 from tests.runners.gateway.replicas.test_replicas import converse, http, open_agent, settings

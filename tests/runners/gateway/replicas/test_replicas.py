@@ -13,16 +13,16 @@ import httpx
 import pytest
 
 import agentrl
+from agentrl.testing.completions import Completion, spoken
+from agentrl.testing.scripted_engine import ScriptedEngine
 from runners.gateway.client import GatewayAdmin
 from runners.gateway.gateway_error import GatewayError
 from runners.gateway.replicas.replica_set import share_settings
 from runners.gateway.replicas.session_key import replica_of
 from runners.gateway.settings import GatewaySettings, ReplicaSettings
-from runners.processes.ports import free_port
-from runners.store.run_store import RunStore
-from runners.testing.completions import Completion, spoken
-from runners.testing.scripted_engine import ScriptedEngine
-from runners.trajectory.graph import build_segments
+from runners.records.graph import build_segments
+from runners.records.store.run_store import RunStore
+from runners.system.processes.ports import free_port
 from tests.fakes.replicated_gateway import inline_replicas
 from tests.fakes.running_gateway import (
     LIMITS,

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.testing.host_processes import unique_number, wait_gone
 from runners.sandboxes.contract import SandboxSpec
 from runners.sandboxes.local.backend import LocalBackend
 from runners.sandboxes.local.probe import UNCERTAIN_KILL
-from runners.testing.host_processes import unique_number, wait_gone
 from tests.fakes.sandbox_backends import local_settings, skip_without
 from tests.runners.sandboxes.conftest import Opener
 

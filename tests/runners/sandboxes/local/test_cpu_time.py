@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from runners.sandboxes.cpu_time import add_cpu_time, measure_cpu_time, read_cpu_time
 from runners.sandboxes.local.sandbox import LocalSandbox
+from runners.system.processes.cpu_time import add_cpu_time, measure_cpu_time, read_cpu_time
 from tests.runners.sandboxes.conftest import Opener
 
 pytestmark = pytest.mark.integration

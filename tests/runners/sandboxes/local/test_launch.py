@@ -13,11 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from runners.processes.process_tags import SANDBOX_TAG
 from runners.sandboxes.contract import SandboxError, SandboxSpec
 from runners.sandboxes.local.backend import LocalBackend
 from runners.sandboxes.local.inside import launcher
 from runners.sandboxes.local.launch import LaunchPlan, boot, end
+from runners.system.processes.process_tags import SANDBOX_TAG
 
 pytestmark = pytest.mark.integration
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from runners.processes.process_names import PREFIX, is_stale, make_unique_name
-from runners.processes.process_tags import SANDBOX_TAG, kill_tagged
 from runners.sandboxes.contract import SandboxSpec
 from runners.sandboxes.local.backend import SHARED_MEMORY, LocalBackend
 from runners.sandboxes.local.confinement import HIERARCHIES
+from runners.system.processes.process_names import PREFIX, is_stale, make_unique_name
+from runners.system.processes.process_tags import SANDBOX_TAG, kill_tagged
 from tests.fakes.sandbox_backends import local_settings, skip_without
 
 pytestmark = pytest.mark.integration

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from conf.sections.sandbox import CustomSandboxConfig
-from runners.plugins.loading import PluginError
 from runners.sandboxes.backends import make_backend
 from runners.sandboxes.contract import SandboxError, SandboxSpec
 from runners.sandboxes.remote.machine import BusyError
 from runners.sandboxes.remote.provided import ProvidedBackend
+from runners.system.plugins.loading import PluginError
 from tests.fakes.podman import OTHER_NAMES, find_obstacle, podman, podman_engine
 from tests.fakes.sandbox_backends import documented_machines
 

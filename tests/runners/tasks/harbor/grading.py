@@ -8,9 +8,9 @@ from pathlib import Path
 from runners.sandboxes.contract import SandboxBackend
 from runners.sandboxes.wrappers import open_sandbox
 from runners.tasks.contract import Task, Verdict
-from runners.tasks.harbor.end_state import EndStateGrader
+from runners.tasks.grading.graders.end_state import EndStateGrader
 from runners.tasks.harbor.suites import read_task
-from runners.tasks.task_repositories import TaskRepositories, describe_workspace
+from runners.tasks.repositories.task_repositories import TaskRepositories, describe_workspace
 
 DEADLINE_S = 60.0
 

@@ -12,14 +12,14 @@ import pyarrow.parquet
 import pytest
 
 from conf.compose import compose
-from runners.runtime.dataset_check import check_datasets
-from runners.runtime.driver import open_run
-from runners.store.store_error import StoreError
+from runners.records.store.store_error import StoreError
+from runners.services.dataset_check import check_datasets
+from runners.services.driver import open_run
 from runners.tasks.contract import HarborVerifier
-from runners.tasks.dataset_files import DatasetError
-from runners.tasks.dataset_report import load_dataset, read_dataset
 from runners.tasks.harbor.directory import make_safe_id, read_directory, strip_canary
 from runners.tasks.harbor.dockerfile import find_workdir
+from runners.tasks.sets.dataset_files import DatasetError
+from runners.tasks.sets.dataset_report import load_dataset, read_dataset
 from tests.fakes.harbor_tasks import FILES, toml, write_task
 from tests.runners.tasks.dataset_rows import config
 

@@ -16,10 +16,10 @@ from runners.rollouts.attempt_record import verdict_to_dict
 from runners.rollouts.reward import VerdictReward
 from runners.sandboxes.local.backend import LocalBackend
 from runners.tasks.contract import VerdictKind
-from runners.tasks.harbor.end_state import script_argv
+from runners.tasks.grading.graders.end_state import script_argv
 from runners.tasks.harbor.inspection import leads_to_tests
 from runners.tasks.harbor.suites import read_task
-from runners.tasks.patch_record import decode_patch
+from runners.tasks.patches.patch_record import decode_patch
 from runners.tasks.rollout_result import RolloutResult
 from tests.fakes.harbor_suite import write_suite
 from tests.fakes.harbor_tasks import SOLVE, TEST, toml, write_task

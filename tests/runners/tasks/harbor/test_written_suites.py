@@ -17,23 +17,23 @@ from runners.sandboxes.local.backend import LocalBackend
 from runners.sandboxes.tree import copy_tree
 from runners.tasks import bugfix
 from runners.tasks.contract import ScriptGrading, Task, VerdictKind
-from runners.tasks.dataset_report import read_dataset
-from runners.tasks.diffs import read_paths
-from runners.tasks.grading import SandboxGrader
+from runners.tasks.grading.grading import SandboxGrader
 from runners.tasks.harbor.directory import read_directory
 from runners.tasks.harbor.suites import read_task
-from runners.tasks.harbor.writer import UnwritableTaskError, write_suite
-from runners.tasks.patch_record import decode_patch
-from runners.tasks.readiness import READY, find_readiness
-from runners.tasks.suite_export import export_suite
-from runners.tasks.task_sets import load_tasks
-from runners.tasks.workspace_diff import diff_workspace
+from runners.tasks.patches.diffs import read_paths
+from runners.tasks.patches.patch_record import decode_patch
+from runners.tasks.patches.workspace_diff import diff_workspace
+from runners.tasks.sets.dataset_report import read_dataset
+from runners.tasks.sets.harbor_writer import UnwritableTaskError, write_suite
+from runners.tasks.sets.readiness import READY, find_readiness
+from runners.tasks.sets.suite_export import export_suite
+from runners.tasks.sets.task_sets import load_tasks
 from tests.fakes.images import BROKEN, RIGHT, TEST
 from tests.fakes.sandbox_backends import local_settings
 from tests.runners.tasks.dataset_rows import config, write
+from tests.runners.tasks.example_repositories import git, make_task
 from tests.runners.tasks.harbor.grading import grade_agent, grade_reference
 from tests.runners.tasks.published_rows import FIX, ROWS, TESTS
-from tests.runners.tasks.repositories import git, make_task
 
 pytestmark = pytest.mark.integration
 

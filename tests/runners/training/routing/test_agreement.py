@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runners.store.run_store import RunStore
+from runners.records.routing import NO_ROW, Routing, checksum_tokens
+from runners.records.store.run_store import RunStore
 from runners.training.sample import Sample
-from runners.trajectory.routing import NO_ROW, Routing, checksum_tokens
 from tests.fakes.local_trainer import make_trainer
 from tests.fakes.routing_replay import SHAPE, r3
 from tests.fakes.routing_rollouts import rollouts

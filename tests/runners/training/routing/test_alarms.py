@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from runners.records.routing import RoutingError
 from runners.training.local import LocalTrainer
 from runners.training.sample import Sample
-from runners.trajectory.routing import RoutingError
 from tests.fakes.local_trainer import make_trainer
 from tests.fakes.routing_replay import FAULTS, SHAPE, corrupt, inject, r3
 from tests.fakes.routing_rollouts import rollouts

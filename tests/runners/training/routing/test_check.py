@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from runners.records.routing import Routing, RoutingShape
 from runners.training.routing.check import find_routing_fault
 from runners.training.sample import Sample
-from runners.trajectory.routing import Routing, RoutingShape
 
 SHAPE = RoutingShape(layers=3, top_k=2, experts=8, routed=(1, 2))
 

@@ -19,9 +19,9 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from runners.records.routing import RoutingError
 from runners.training.recompute import checkpoint_layers
 from runners.training.routing.replay import WEIGHTS, ReplayCounts, RouterReplay
-from runners.trajectory.routing import RoutingError
 
 SMALL: dict[str, Any] = {
     "vocab_size": 40,

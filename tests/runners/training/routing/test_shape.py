@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from runners.records.routing import RoutingShape
 from runners.training.routing.shape import read_routing_shape
-from runners.trajectory.routing import RoutingShape
 
 QWEN = {"num_hidden_layers": 4, "num_experts": 8, "num_experts_per_tok": 2}
 

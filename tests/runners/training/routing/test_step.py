@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from conf.sections.training import RoutingRecomputeConfig, RoutingReplayConfig
+from runners.records.routing import RoutingError, RoutingShape
 from runners.training.routing.step import RoutingReplay
-from runners.trajectory.routing import RoutingError, RoutingShape
 from tests.fakes.local_trainer import VOCAB, make_trainer
 from tests.fakes.routing_replay import corrupt, r3
 from tests.fakes.routing_rollouts import rollouts

@@ -17,7 +17,16 @@ from conf.compose import compose
 from conf.schema import Config
 from runners.engines.contract import SamplingParams
 from runners.engines.embedded.core import EngineCore
-from runners.store.run_store import RunStore
+from runners.records.graph import TurnGraph, build_segments
+from runners.records.record import RolloutRecord, Segment
+from runners.records.routing import (
+    Routing,
+    RoutingError,
+    RoutingShape,
+    build_segment_routing,
+    build_turn_routing,
+)
+from runners.records.store.run_store import RunStore
 from runners.training.advantages import StepGroups
 from runners.training.fanout import fan_out
 from runners.training.micro_batches import make_micro_batches
@@ -26,15 +35,6 @@ from runners.training.routing.shape import read_routing_shape
 from runners.training.sample import Sample
 from runners.training.step_samples import StepSamples, build_samples
 from runners.training.stored_rollout import StoredRollout
-from runners.trajectory.graph import TurnGraph, build_segments
-from runners.trajectory.record import RolloutRecord, Segment
-from runners.trajectory.routing import (
-    Routing,
-    RoutingError,
-    RoutingShape,
-    build_segment_routing,
-    build_turn_routing,
-)
 from tests.fakes.local_trainer import VOCAB, make_trainer
 from tests.fakes.records import CONFIG, LOST, a_rollout, a_turn, branched_turns
 from tests.fakes.routing_replay import corrupt, r3

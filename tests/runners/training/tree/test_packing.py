@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runners.records.routing import Routing, RoutingShape
 from runners.training.sample import Sample
 from runners.training.tree.packing import Pack, count_run, find_cuts, make_keys, pack_samples
-from runners.trajectory.routing import Routing, RoutingShape
 from tests.fakes.sample_trees import sample_trees
 
 SHAPE = RoutingShape(layers=2, top_k=2, experts=8, routed=(0, 1))

@@ -43,4 +43,4 @@ def source(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def _short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retry at once; the waiting times are tested with the limits."""
-    monkeypatch.setattr("runners.concurrency.limits.BACKOFF_S", 0.001)
+    monkeypatch.setattr("runners.system.concurrency.limits.BACKOFF_S", 0.001)

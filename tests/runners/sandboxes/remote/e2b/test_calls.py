@@ -13,10 +13,10 @@ from runners.sandboxes.contract import OversizedError, SandboxError, SandboxSpec
 from runners.sandboxes.remote.e2b import E2bBackend, E2bMachine
 from runners.sandboxes.remote.e2b_calls import E2bCalls
 from runners.sandboxes.remote.sandbox import RemoteSandbox
-from runners.tasks.patch import capture_patch
+from runners.tasks.patches.patch import capture_patch
 from tests.fakes.e2b.server import KEY, E2bServer
 from tests.fakes.sandbox_backends import e2b_settings
-from tests.runners.tasks.repositories import make_task
+from tests.runners.tasks.example_repositories import make_task
 
 pytestmark = pytest.mark.integration
 

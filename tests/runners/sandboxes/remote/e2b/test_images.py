@@ -10,11 +10,11 @@ import pytest
 from runners.sandboxes.contract import SandboxSpec
 from runners.sandboxes.remote.e2b import E2bBackend
 from runners.tasks.contract import Origin, ScriptGrading, Task, VerdictKind
-from runners.tasks.grading import SandboxGrader
-from runners.tasks.task_repositories import TaskRepositories
+from runners.tasks.grading.grading import SandboxGrader
+from runners.tasks.repositories.task_repositories import TaskRepositories
 from tests.fakes.e2b.server import E2bServer
 from tests.fakes.sandbox_backends import e2b_settings
-from tests.runners.tasks.repositories import make_task, patch_of
+from tests.runners.tasks.example_repositories import make_task, patch_of
 
 pytestmark = pytest.mark.integration
 

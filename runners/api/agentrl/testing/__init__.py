@@ -1,0 +1,39 @@
+"""Conformance suites for plug-ins: a test class for each, run by pytest (docs/extending.md).
+
+pytest is no dependency of agentrl: ``pip install 'agentrl[testing]'``.
+"""
+
+from __future__ import annotations
+
+import sys
+
+try:
+    import pytest
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "agentrl.testing needs pytest: pip install 'agentrl[testing]'", name="pytest"
+    ) from error
+
+if "agentrl.testing" not in sys.modules:  # their assertions then show the values that they compare
+    pytest.register_assert_rewrite("agentrl.testing")
+
+from agentrl.testing.completions import call, say
+from agentrl.testing.grader_conformance import GraderConformance
+from agentrl.testing.harness_conformance import HarnessConformance
+from agentrl.testing.number_conformance import (
+    AdvantageConformance,
+    RewardConformance,
+)
+from agentrl.testing.reader_conformance import ReaderConformance
+from agentrl.testing.sandbox_conformance import SandboxConformance
+
+__all__ = [
+    "AdvantageConformance",
+    "GraderConformance",
+    "HarnessConformance",
+    "ReaderConformance",
+    "RewardConformance",
+    "SandboxConformance",
+    "call",
+    "say",
+]

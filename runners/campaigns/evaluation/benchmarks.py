@@ -1,0 +1,56 @@
+"""The benchmarks of ``agentrl eval``. A new one is an entry of ``BENCHMARKS``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from conf.errors import ConfigError
+from conf.schema import Config
+from conf.suggestions import suggest
+from runners.tasks.contract import Task
+from runners.tasks.sets.task_sets import load_tasks
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """A named set of tasks."""
+
+    name: str
+    task: str
+    """The choice of the group ``task`` from which its tasks come."""
+    load: Callable[[Config], list[Task]]
+    """Loads its tasks, always in the same order; blocks while they are generated or read."""
+    parts: str
+    """Meaning of a task's ``kind`` in this benchmark; the report groups the results by it."""
+
+    def tasks(self, config: Config) -> list[Task]:
+        """Return the tasks; raises ConfigError if ``config`` has another choice of ``task``."""
+        if config.task.kind != self.task:
+            raise ConfigError(
+                f"task={config.task.kind} is not what the benchmark {self.name} measures: "
+                f"drop the override (it is task={self.task})"
+            )
+        return self.load(config)
+
+
+def _held_out(config: Config) -> list[Task]:
+    return [task for task in load_tasks(config) if task.split == "held_out"]
+
+
+BENCHMARKS: dict[str, Benchmark] = {
+    benchmark.name: benchmark
+    for benchmark in (
+        Benchmark("bugfix", task="bugfix", load=_held_out, parts="kind of bug"),
+        Benchmark("swebench", task="swebench", load=_held_out, parts="repository"),
+    )
+}
+
+
+def find_benchmark(name: str) -> Benchmark:
+    """Return the benchmark of that name; raises ConfigError."""
+    if name not in BENCHMARKS:
+        hint = suggest(name, BENCHMARKS, "did you mean {}? ")
+        known = ", ".join(BENCHMARKS)
+        raise ConfigError(f"{name} is not a benchmark: {hint}(benchmarks: {known})")
+    return BENCHMARKS[name]

@@ -1,0 +1,213 @@
+"""The work on texts whose length a policy decides: rendering, continuing and reading tokens.
+
+The same functions run in the gateway (short texts) and in a process of its own (long ones), so both
+give the same ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from conf.sections.gateway import GatewayLimitsConfig
+from runners.gateway.conversation import TurnRequest
+from runners.gateway.dialects.contract import ParsedRequest
+from runners.gateway.dialects.endpoints import DIALECTS
+from runners.gateway.refusal import (
+    PROMPT_TOO_LONG,
+    TURNS_SPENT,
+    OverLimit,
+    RefusalKind,
+    Refused,
+)
+from runners.gateway.request_limits import check_json_shape
+from runners.gateway.texts.chat_template import make_renderer
+from runners.gateway.texts.known_bodies import (
+    Continuation,
+    KnownBodies,
+    KnownBody,
+    read_continuation,
+    read_shape,
+)
+from runners.records.tokenizer import (
+    ParsedResponse,
+    Renderer,
+    Tokenizer,
+    ToolCall,
+    load_tokenizer,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputText:
+    """Sampled tokens, read."""
+
+    parsed: ParsedResponse
+    retokenizes: bool
+    """Encoding their text gives the same tokens."""
+
+
+class TextWork:
+    """The functions of one policy's tokenizer and renderer; it has no state."""
+
+    def __init__(self, tokenizer: Tokenizer, renderer: Renderer) -> None:
+        self._tokenizer = tokenizer
+        self._renderer = renderer
+
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Return the tokens that end a turn."""
+        return tuple(self._renderer.get_stop_token_ids())
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens written out."""
+        return self._tokenizer.decode(list(ids))
+
+    def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[int]:
+        """Return the ids of a whole conversation; raises Refused if the template refuses it."""
+        try:
+            return self._renderer.render_ids(
+                messages, tools=tools or None, add_generation_prompt=True
+            )
+        except ValueError as error:
+            raise Refused(
+                RefusalKind.INVALID, f"messages: the model's template refuses them: {error}"
+            ) from error
+
+    def extend(
+        self,
+        path: list[int],
+        prompt_length: int,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]],
+    ) -> list[int] | str:
+        """Return the ids that continue a turn, after ``path``: its prompt (``prompt_length`` ids)
+        and its sampled output; or the reason why there are none.
+
+        Checks that the new prompt begins with the path as it was, whatever the renderer returns:
+        the first promise of docs/architecture.md.
+        """
+        bridged = self._renderer.bridge_to_next_turn(
+            path[:prompt_length], path[prompt_length:], messages, tools=tools or None
+        )
+        if bridged is None:
+            return "the renderer cannot continue after this output"
+        if bridged.token_ids[: len(path)] != path:
+            return "the renderer's continuation changes tokens already seen"
+        return bridged.token_ids[len(path) :]
+
+    def read_output(
+        self, ids: list[int], tools: list[dict[str, Any]], prompt: list[int]
+    ) -> OutputText:
+        """Parse sampled tokens; those that no parser takes become one malformed call."""
+        text = self._tokenizer.decode(ids)
+        try:
+            parsed = self._renderer.parse_response(ids, tools=tools or None, prompt_ids=prompt)
+        except (RecursionError, ValueError):  # a policy can write JSON that no parser takes
+            parsed = self.read_unparsed(ids)
+        return OutputText(parsed, self._tokenizer.encode(text) == ids)
+
+    def read_unparsed(self, ids: list[int]) -> ParsedResponse:
+        """Return sampled tokens as one call that cannot be parsed."""
+        raw = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return ParsedResponse("", tool_calls=[ToolCall(raw, status="unparsed")])
+
+
+def make_text_work(tokenizer_dir: Path, renderer: str) -> TextWork:
+    """Return the work with the tokenizer in a directory; raises ConfigError."""
+    tokenizer = load_tokenizer(tokenizer_dir)
+    return TextWork(tokenizer, make_renderer(tokenizer, renderer, tokenizer_dir))
+
+
+def parse_request(
+    path: str,
+    body: bytes,
+    headers: Mapping[str, str],
+    limits: GatewayLimitsConfig,
+    max_context_tokens: int,
+) -> ParsedRequest:
+    """Parse a request for a turn; raises Refused, also if it cannot fit into the context."""
+    check_json_shape(body, limits)
+    parsed = DIALECTS[path].parse_request(body, headers)
+    _check_size(parsed, len(body), limits, max_context_tokens)
+    return parsed
+
+
+def parse_first(
+    path: str,
+    body: bytes,
+    headers: Mapping[str, str],
+    limits: GatewayLimitsConfig,
+    max_context_tokens: int,
+) -> tuple[ParsedRequest, KnownBody | None]:
+    """Parse a request as ``parse_continuation`` does when nothing is known before it."""
+    try:
+        found = KnownBodies().find(path, body, DIALECTS[path].conversation)
+    except (ValueError, RecursionError):
+        return parse_request(path, body, headers, limits, max_context_tokens), None
+    return parse_continuation(found, headers, limits, max_context_tokens)
+
+
+def parse_continuation(
+    found: Continuation,
+    headers: Mapping[str, str],
+    limits: GatewayLimitsConfig,
+    max_context_tokens: int,
+) -> tuple[ParsedRequest, KnownBody | None]:
+    """Parse a request as ``parse_request`` does, but only those items of its conversation that are
+    not known; return also what was read, None if it had to be read as a whole.
+    """
+    try:
+        parsed, read = read_continuation(DIALECTS[found.path], found, headers)
+        if read_shape(read).exceeds(limits):
+            raise ValueError("it may exceed the limits")
+        _check_size(parsed, len(found.body), limits, max_context_tokens)
+        return parsed, read
+    except (ValueError, RecursionError, Refused):  # the whole tells what is wrong with it, if it is
+        whole = parse_request(found.path, found.body, headers, limits, max_context_tokens)
+        return whole, None
+
+
+def _check_size(
+    parsed: ParsedRequest, size: int, limits: GatewayLimitsConfig, max_context_tokens: int
+) -> None:
+    """Raise Refused for a request of too many pieces, or one that cannot fit into the context;
+    ``size``: bytes of its body.
+    """
+    if len(parsed.request.pieces) > limits.history_pieces:
+        raise OverLimit(
+            RefusalKind.FORBIDDEN,
+            f"{TURNS_SPENT}: the request has {len(parsed.request.pieces)} pieces of history, "
+            f"at most {limits.history_pieces} are accepted",
+        )
+    if size > limits.bytes_per_token * max_context_tokens:
+        _check_fits(parsed.request, limits, max_context_tokens)
+
+
+def _check_fits(request: TurnRequest, limits: GatewayLimitsConfig, max_context_tokens: int) -> None:
+    size = count_characters([request.tools, *(piece.arguments for piece in request.pieces)])
+    size += sum(len(piece.text) + len(piece.tool_id) + len(piece.name) for piece in request.pieces)
+    least = size // limits.bytes_per_token
+    if least >= max_context_tokens:
+        raise Refused(
+            RefusalKind.INVALID,
+            f"{PROMPT_TOO_LONG}: {least} tokens > {max_context_tokens} maximum "
+            f"(at least, by its {size} characters)",
+        )
+
+
+def count_characters(value: Any, each: int = 0) -> int:
+    """Return the length of all texts in a JSON value, keys included, and ``each`` per value."""
+    total, rest = 0, [value]
+    while rest:
+        total += each
+        match rest.pop():
+            case str() as text:
+                total += len(text)
+            case dict() as members:
+                total += sum(map(len, members))
+                rest.extend(members.values())
+            case list() as items:
+                rest.extend(items)
+    return total

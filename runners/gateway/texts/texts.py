@@ -1,0 +1,303 @@
+"""Work on texts: short ones at once, long ones in a process of the pool.
+
+The bounds below keep each piece of work at once under 10 ms; a session does one at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from conf.sections.gateway import GatewayLimitsConfig
+from runners.gateway.conversation import Piece, TurnRequest, group_messages
+from runners.gateway.dialects.contract import ParsedRequest
+from runners.gateway.dialects.endpoints import DIALECTS
+from runners.gateway.dialects.growing_list import GrowingList
+from runners.gateway.dialects.transfer import from_plain, read_pieces
+from runners.gateway.loop_share import LoopShare, Result
+from runners.gateway.refusal import OverLimit, RefusalKind
+from runners.gateway.texts.known_bodies import Continuation, KnownBodies, KnownBody, read_marks
+from runners.gateway.texts.text_pool import TextFailed, TextPool
+from runners.gateway.texts.text_work import (
+    OutputText,
+    TextWork,
+    count_characters,
+    parse_continuation,
+    parse_request,
+)
+from runners.gateway.texts.text_worker import pack_ids, unpack_ids
+from runners.records.record import IdArray
+from runners.records.tokenizer import ParsedResponse, ToolCall
+
+SHORT_TEXT = 8_000
+"""Characters that are tokenised at once: 4 ms, and twice that for random ones."""
+
+SHORT_BODY = 1 << 20
+"""Bytes of JSON that are parsed at once: up to 5 ms."""
+
+FEW_VALUES = 5_000
+"""Brackets and commas of a body that is parsed at once; those in its texts count too."""
+
+PIECE_CHARACTERS = 80
+"""Characters that cost as much to render as a piece, without its own."""
+
+VALUE_CHARACTERS = 10
+"""Characters that cost as much to render as a value of a tool's schema or of a call's arguments."""
+
+SLICE = 1000
+"""Pieces or marks that are made at once of what a process has parsed: up to 2 ms."""
+
+SHORT_PATH = 262_144
+"""Tokens of a turn, and of its prompt's tail, that are continued at once: copied, up to 5 ms."""
+
+SHORT_TAIL = 4096
+"""Tokens at the end of a prompt that renderers get, if one of them ends a turn: they look for an
+open thought behind the last such token, 0.25 µs per token. A chat template leaves a few.
+"""
+
+NEAR_TAIL = 32
+"""Tokens of these in which such a token mostly stands: the head of an answer comes after it."""
+
+SHORT_OUTPUT = 2048
+"""Tokens of an answer that is parsed at once."""
+
+NO_IDS: IdArray = np.empty(0, np.int32)
+
+_ATTRIBUTION = ("x-claude-code-", "x-codex-", "x-openai-", "session-id", "thread-id")
+"""Beginnings of the headers that parsers read; the key is not among them."""
+
+
+class Texts:
+    """The texts of one gateway."""
+
+    def __init__(
+        self, work: TextWork | None, limits: GatewayLimitsConfig, pool: TextPool | None = None
+    ) -> None:
+        """``work`` None: the engine takes texts, and prompts have no ids (they are empty lists).
+
+        ``pool`` None: all work is done at once.
+        """
+        self._work = work
+        self._limits = limits
+        self._pool = pool
+        self._share = LoopShare()
+
+    @property
+    def has_ids(self) -> bool:
+        """True if texts become token ids here, False if the engine takes texts."""
+        return self._work is not None
+
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Return the tokens that end a turn."""
+        return () if self._work is None else self._work.stop_token_ids()
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens written out."""
+        return "" if self._work is None else self._work.decode(ids)
+
+    async def parse(
+        self,
+        session_id: str,
+        path: str,
+        body: Sequence[bytes],
+        headers: Mapping[str, str],
+        max_context_tokens: int,
+        known: KnownBodies | None = None,
+    ) -> ParsedRequest:
+        """Parse a request; ``body`` is in pieces. Raises Refused.
+
+        ``known``: the bodies that the session has sent; this one is added to them.
+        """
+        whole, found, known = b"", None, known or KnownBodies()
+        if self._pool is None or sum(map(len, body)) <= SHORT_BODY:
+            whole = b"".join(body)
+            with suppress(ValueError, RecursionError):
+                found = known.find(path, whole, DIALECTS[path].conversation)
+            if self._pool is None or _has_few_values(found.new_bytes() if found else whole):
+                return await self._at_once(
+                    session_id,
+                    lambda: self._parse(path, whole, found, headers, max_context_tokens, known),
+                )
+        plain = await self._run(
+            session_id,
+            {
+                "kind": "parse",
+                "path": path,
+                "headers": {
+                    name.lower(): value
+                    for name, value in headers.items()
+                    if name.lower().startswith(_ATTRIBUTION)
+                },
+                "max_context_tokens": max_context_tokens,
+                "with_marks": found is not None,
+            },
+            body,
+        )
+        items: list[Piece] = []
+        if found is not None and (read := plain["read"]) is not None:
+            items = await _in_slices(read_pieces, read["pieces"])
+            marks = await _in_slices(read_marks, read["marks"])
+            ends = read["start"], read["close"]
+            known.add(KnownBody(path, whole, *ends, GrowingList(marks), GrowingList(items)), found)
+        pieces = await _in_slices(lambda part: read_pieces(part, items), plain["pieces"])
+        return from_plain(plain, pieces)
+
+    def _parse(
+        self,
+        path: str,
+        body: bytes,
+        found: Continuation | None,
+        headers: Mapping[str, str],
+        max_context_tokens: int,
+        known: KnownBodies,
+    ) -> ParsedRequest:
+        if found is None:
+            return parse_request(path, body, headers, self._limits, max_context_tokens)
+        parsed, read = parse_continuation(found, headers, self._limits, max_context_tokens)
+        if read is not None:
+            known.add(read, found)
+        return parsed
+
+    async def render(self, session_id: str, request: TurnRequest) -> IdArray:
+        """Return the ids of a whole conversation, int32 [n]; raises Refused."""
+        work = self._work
+        if work is None:
+            return NO_IDS
+        messages = group_messages(request.pieces)
+        size = _size(request.pieces) + _size_of_tools(request)
+        if self._pool is None or size <= SHORT_TEXT:
+            ids = await self._at_once(session_id, lambda: work.render(messages, request.tools))
+            return np.array(ids, np.int32)
+        job = {"kind": "render", "messages": messages, "tools": request.tools}
+        return np.frombuffer(await self._run(session_id, job), np.int32)
+
+    async def extend(
+        self,
+        session_id: str,
+        path: IdArray,
+        prompt_length: int,
+        request: TurnRequest,
+        first_new_piece: int,
+    ) -> IdArray | str:
+        """Return the ids that continue ``path``, int32, or why there are none; see
+        ``TextWork.extend``.
+        """
+        work = self._work
+        if work is None:
+            return NO_IDS
+        pieces = request.pieces[first_new_piece:]
+        messages = group_messages(pieces)
+        start = self._tail_start(path[:prompt_length])
+        tail = path[start or 0 :]
+        held = prompt_length - (start or 0)
+        found: list[int] | str
+        if self._pool is None or (
+            start is not None and _size(pieces) <= SHORT_TEXT and len(tail) <= SHORT_PATH
+        ):
+            found = await self._at_once(
+                session_id, lambda: work.extend(tail.tolist(), held, messages, request.tools)
+            )
+        else:
+            job = {"kind": "extend", "path": tail.tobytes(), "prompt_length": held}
+            sent = await self._run(
+                session_id, {**job, "messages": messages, "tools": request.tools}
+            )
+            found = sent if isinstance(sent, str) else unpack_ids(sent)
+        return found if isinstance(found, str) else np.array(found, np.int32)
+
+    async def read_output(
+        self, session_id: str, ids: list[int], tools: list[dict[str, Any]], prompt: IdArray
+    ) -> OutputText:
+        """Parse sampled tokens. Never raises Refused: the policy has sampled them, so they are a
+        turn, and one that no parser takes in time is one malformed call.
+        """
+        work = self._work
+        assert work is not None
+        start = self._tail_start(prompt)
+        tail = prompt[start or 0 :]
+        if self._pool is None or (start is not None and len(ids) <= SHORT_OUTPUT):
+            return await self._at_once(
+                session_id, lambda: work.read_output(ids, tools, tail.tolist())
+            )
+        job = {
+            "kind": "read_output",
+            "ids": pack_ids(ids),
+            "prompt": tail.tobytes(),
+            "tools": tools,
+        }
+        try:
+            content, reasoning, calls, retokenizes = await self._pool.run(session_id, job)
+        except TextFailed:
+            return OutputText(self.read_unparsed(ids), retokenizes=False)
+        tool_calls = [ToolCall(*call) for call in calls]
+        return OutputText(ParsedResponse(content, reasoning, tool_calls), retokenizes)
+
+    def _tail_start(self, prompt: IdArray) -> int | None:
+        """Return where the part of a prompt begins that the renderers look at: none looks further
+        back than to the last token that ends a turn. None if that may be all of a long prompt.
+        """
+        stops = self.stop_token_ids()
+        near = prompt[-NEAR_TAIL:].tolist()
+        for back, token in enumerate(reversed(near), 1):
+            if token in stops:
+                return len(prompt) - back
+        start = max(0, len(prompt) - SHORT_TAIL)
+        places = np.flatnonzero(np.isin(prompt[start:], stops))
+        if len(places):
+            return start + int(places[-1])
+        return None if start else 0
+
+    def read_unparsed(self, ids: list[int]) -> ParsedResponse:
+        """Return sampled tokens as one call that cannot be parsed."""
+        assert self._work is not None
+        return self._work.read_unparsed(ids)
+
+    async def close(self) -> None:
+        """End the processes."""
+        if self._pool is not None:
+            await self._pool.close()
+
+    async def _at_once(self, session_id: str, work: Callable[[], Result]) -> Result:
+        return work() if self._pool is None else await self._share.run(session_id, work)
+
+    async def _run(self, session_id: str, job: dict[str, Any], body: Sequence[bytes] = ()) -> Any:
+        assert self._pool is not None
+        try:
+            return await self._pool.run(session_id, job, body)
+        except TextFailed as failed:
+            raise OverLimit(
+                RefusalKind.TOO_LARGE, f"the text of this request cannot be tokenised: {failed}"
+            ) from failed
+
+
+async def _in_slices(
+    make: Callable[[Sequence[Any]], list[Result]], plain: Sequence[Any]
+) -> list[Result]:
+    """Return what ``make`` returns of all, with a pause of the loop between slices."""
+    made: list[Result] = []
+    for start in range(0, len(plain), SLICE):
+        made += make(plain[start : start + SLICE])
+        await asyncio.sleep(0)
+    return made
+
+
+def _has_few_values(body: bytes) -> bool:
+    return body.count(b"[") + body.count(b"{") + body.count(b",") <= FEW_VALUES
+
+
+def _size(pieces: Sequence[Piece]) -> int:
+    return sum(len(piece.text) for piece in pieces) + len(pieces) * PIECE_CHARACTERS
+
+
+def _size_of_tools(request: TurnRequest) -> int:
+    """Return the characters of what is rendered beside the texts, as far as it is of interest."""
+    size = 0
+    for value in (*request.tools, *(piece.arguments for piece in request.pieces)):
+        size += count_characters(value, VALUE_CHARACTERS)
+        if size > SHORT_TEXT:
+            break
+    return size

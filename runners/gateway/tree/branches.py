@@ -1,0 +1,319 @@
+"""The turn tree of a session, and the placement of each request in it: thread, parent turn, branch.
+
+A request continues the turn whose whole history it repeats. One that repeats less forks off the
+last turn that it does repeat, so that no token is rendered twice; one that repeats nothing is
+rendered whole. Threads that the agent program names are kept apart; a request that names none
+belongs to the main thread, unless it shows otherwise (``branch_names.py``).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from runners.gateway.conversation import SYSTEM_PROMPT, Answer, TurnRequest
+from runners.gateway.texts.texts import Texts
+from runners.gateway.tree.branch_names import BranchName, BranchNames
+from runners.gateway.tree.dispatches import CALL_THREAD
+from runners.gateway.tree.prefix_matching import (
+    AssistantPart,
+    HistoryBreak,
+    Part,
+    PathMatcher,
+    PrefixMatch,
+    PreparedRequest,
+    RequestPart,
+)
+from runners.gateway.tree.recognition import begins_with_summary
+from runners.records.graph import TurnGraph, TurnNode
+from runners.records.growing_ids import GrowingIds
+from runners.records.prefix import common_prefix_length
+from runners.records.record import MAIN_THREAD, BranchKind, IdArray, Turn
+
+MAX_PATHS = 4
+"""Turns whose path is kept in one piece: those that were added last, of the main agent and of
+sub-agents at work.
+"""
+MAX_TIPS = 256
+"""Ends of conversations that a request is compared with: the latest. An older one is rendered whole
+if it is continued.
+"""
+EXCERPT_TOKENS = 12
+"""Tokens shown of each side of a break."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PathNode:
+    """A turn of the tree, with what recognises it when a client sends it back."""
+
+    node: TurnNode
+    parts: tuple[Part, ...]
+    """Those that its request added, then its own answer."""
+    tools: list[dict[str, Any]]
+    """One object along a path until the tools change: they are large."""
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens before its output."""
+        return self.node.length - len(self.node.output_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class TipState:
+    """The part of a turn that is needed only while it is the last of its chain."""
+
+    fingerprint: bytes
+    """Of the request that it answered."""
+    response: dict[str, Any]
+    """The body that answered it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The place of a request in the tree, and its prompt."""
+
+    parent: PathNode | None
+    """The turn that it continues; None: it is rendered whole."""
+    first_new_piece: int
+    """Index of the first piece that is not in that turn's history."""
+    prompt: IdArray
+    """int32 [n]"""
+    name: BranchName
+    history_break: HistoryBreak | None
+    """Set if some of the thread's history is left behind."""
+    tools_changed: bool = False
+    """Its tools differ from those of the turn that it continues."""
+    difference: dict[str, Any] = field(default_factory=dict)
+    """The first token that differs from what is left behind: ``token``, ``before``, ``after``."""
+
+    @property
+    def thread(self) -> str:
+        """Line of work that the turn belongs to."""
+        return self.name.thread
+
+    @property
+    def branch(self) -> BranchKind:
+        """Purpose of the turn."""
+        return self.name.branch
+
+
+@dataclass(frozen=True, slots=True)
+class _Continuation:
+    """The turn that a request goes on from, as far as there is any."""
+
+    parent: PathNode | None
+    first_new_piece: int
+    prompt: IdArray | None
+    history_break: HistoryBreak | None
+    tip: PathNode | None
+    """The end of the path that the request was compared with."""
+
+
+class Branches:
+    """The turn tree of a session as its requests see it; grows by ``add_turn`` only."""
+
+    def __init__(self, session_id: str, texts: Texts) -> None:
+        self.graph = TurnGraph()
+        self.pieces = 0
+        """Parts that the tree holds."""
+        self._names = BranchNames()
+        self._session_id = session_id
+        self._texts = texts
+        self._nodes: list[PathNode] = []
+        """By turn index."""
+        self._tips: dict[PathNode, TipState] = {}
+        """Turns that no turn of their thread and branch continues; oldest first."""
+        self._paths: dict[PathNode, tuple[GrowingIds, IdArray]] = {}
+        """Turns that were added last, the latest last, with the tokens of their paths, int32 [n]:
+        they need not be put together again. A few only, since they are as many as all.
+        """
+
+    def find_answer(self, fingerprint: bytes) -> tuple[dict[str, Any], int] | None:
+        """Return the body that answered this very request, and the tokens of its prompt; None if
+        there is none, or if the conversation has gone on since.
+        """
+        for tip, state in reversed(self._tips.items()):
+            # the same words after a sub-agent's report are another sub-agent's, not a retry
+            if state.fingerprint == fingerprint and not self._names.has_ended(tip.node.thread):
+                return state.response, tip.prompt_length
+        return None
+
+    async def find_placement(self, prepared: PreparedRequest) -> Placement:
+        """Return the place of a request; raises Refused if the model's template refuses it.
+
+        Turns that are added while a long text is at work are not looked at.
+        """
+        request = prepared.request
+        thread = request.attribution.thread
+        tips = [tip for tip in reversed(self._tips) if _may_continue(tip, thread)]
+        found = await self._find_continuation(tips, prepared)
+        if not tips and thread != MAIN_THREAD:
+            # A new thread may be a fork, which repeats the history of the thread that started it.
+            # What it does not repeat is no break: that history goes on in its own thread.
+            origin = self._names.find_name(prepared, None).parent_thread or MAIN_THREAD
+            forked = [tip for tip in reversed(self._tips) if tip.node.thread == origin]
+            found = await self._find_continuation(forked, prepared)
+            found = _Continuation(found.parent, found.first_new_piece, found.prompt, None, None)
+        name = self._names.find_name(prepared, found.parent.node if found.parent else None)
+        prompt = found.prompt
+        if prompt is None:
+            prompt = await self._texts.render(self._session_id, request)
+        history_break, tip = self._find_break(prepared, name, found)
+        return Placement(
+            parent=found.parent,
+            first_new_piece=found.first_new_piece,
+            prompt=prompt,
+            name=name,
+            history_break=history_break,
+            tools_changed=found.parent is not None and found.parent.tools != request.tools,
+            difference=self._first_difference(tip, prompt)
+            if history_break and tip and self._texts.has_ids
+            else {},
+        )
+
+    def choose_segment(self, place: Placement) -> int:
+        """Return the chain that a turn at this place grows, or the number of a new one."""
+        parent = place.parent
+        if parent is not None and self.graph.grows(parent.node) and _same_line(parent.node, place):
+            return parent.node.segment
+        return self.graph.chains
+
+    def add_turn(
+        self,
+        turn: Turn,
+        place: Placement,
+        prepared: PreparedRequest,
+        answer: Answer,
+        response: dict[str, Any],
+    ) -> None:
+        """Add a durable turn: the request, its answer, and the body that was made of the answer."""
+        first = bisect_left(
+            prepared.parts, place.first_new_piece, key=lambda part: part.first_piece
+        )
+        new = [part.part for part in prepared.parts[first:]]
+        answer_part = AssistantPart(
+            tuple(call.id for call in answer.calls),
+            may_vanish=not answer.calls and not answer.text.strip(),
+        )
+        parent = place.parent
+        added = PathNode(
+            node=self.graph.add(turn),
+            parts=(*new, answer_part),
+            tools=prepared.request.tools if parent is None or place.tools_changed else parent.tools,
+        )
+        self._nodes.append(added)
+        self._keep_path(added, place, turn.output_ids)
+        self.pieces += len(added.parts)
+        if parent is not None and parent in self._tips and _same_line(parent.node, place):
+            del self._tips[parent]
+        self._tips[added] = TipState(prepared.fingerprint, response)
+        self._names.add_turn(added.node, place.name, prepared, place.first_new_piece, answer)
+        if len(self._tips) > MAX_TIPS:
+            del self._tips[next(iter(self._tips))]
+
+    # --- the turn that a request continues, and its prompt --------------------------------------
+
+    async def _find_continuation(
+        self, tips: Sequence[PathNode], prepared: PreparedRequest
+    ) -> _Continuation:
+        """Return the deepest turn that a request repeats; the first of ``tips`` wins a tie."""
+        request = prepared.request
+        matcher = PathMatcher(prepared)
+        best: tuple[PathNode, PrefixMatch] | None = None
+        for tip in tips:
+            match = matcher.match(tip.node, self._parts_of)
+            if best is None or match.depth > best[1].depth or match.mismatch is None:
+                best = tip, match
+            if match.mismatch is None:
+                break
+        if best is None:
+            return _Continuation(None, 0, None, None, None)
+        tip, match = best
+        mismatch = match.mismatch
+        if match.next_part is not None:
+            parent = self._nodes[tip.node.ancestor(match.depth).index]
+            prompt = await self._bridge(parent, request, match.next_part)
+            if not isinstance(prompt, HistoryBreak):
+                return _Continuation(parent, match.next_part.first_piece, prompt, mismatch, tip)
+            mismatch = mismatch or prompt
+        return _Continuation(None, 0, None, mismatch, tip)
+
+    def _parts_of(self, node: TurnNode) -> tuple[Part, ...]:
+        return self._nodes[node.index].parts
+
+    async def _bridge(
+        self, parent: PathNode, request: TurnRequest, next_part: RequestPart
+    ) -> IdArray | HistoryBreak:
+        """Return the prompt that continues a turn token by token, or why there is none."""
+        memory, path = self._paths.get(parent) or (GrowingIds(), parent.node.tokens())
+        added = await self._texts.extend(
+            self._session_id, path, parent.prompt_length, request, next_part.first_piece
+        )
+        if isinstance(added, str):
+            return HistoryBreak("renderer", added)
+        return memory.append(path, added)
+
+    def _keep_path(self, added: PathNode, place: Placement, output_ids: IdArray) -> None:
+        parent = place.parent
+        memory, _ = (self._paths.pop(parent, None) if parent else None) or (GrowingIds(), None)
+        self._paths[added] = memory, memory.append(place.prompt, output_ids)
+        if len(self._paths) > MAX_PATHS:
+            del self._paths[next(iter(self._paths))]
+
+    # --- what is left behind --------------------------------------------------------------------
+
+    def _find_break(
+        self, prepared: PreparedRequest, name: BranchName, found: _Continuation
+    ) -> tuple[HistoryBreak | None, PathNode | None]:
+        """Return why some of the thread's history is left behind, None if none of it is, and the
+        end of that history.
+        """
+        tip, broken = found.tip, found.history_break
+        if name.branch in ("compaction", "side") or broken is None or tip is None:
+            return None, None
+        if found.parent is None and not _is_of(tip, name):
+            # It was compared with another thread too: that one goes on, and only its own counts.
+            own = [each for each in reversed(self._tips) if _is_of(each, name)]
+            if not own:
+                return None, None
+            tip = own[0]
+            matcher = PathMatcher(prepared)
+            broken = matcher.match(tip.node, self._parts_of).mismatch or broken
+        request = prepared.request
+        is_stated = request.attribution.compacted or begins_with_summary(request)
+        if is_stated or name.evidence == "summary" or self._names.has_summary(name.thread):
+            return HistoryBreak("compaction", "a summary replaced the history", broken.message), tip
+        if name.evidence == "handoff" and broken.message == SYSTEM_PROMPT:
+            reason = "another agent goes on with the conversation, under its own system prompt"
+            return HistoryBreak("handoff", reason, broken.message), tip
+        return broken, tip
+
+    def _first_difference(self, tip: PathNode, prompt: IdArray) -> dict[str, Any]:
+        before = tip.node.tokens()
+        at = common_prefix_length(before, prompt)
+
+        def text(ids: np.ndarray) -> str:
+            return self._texts.decode(ids[at : at + EXCERPT_TOKENS].tolist())
+
+        return {"token": at, "before": text(before), "after": text(prompt)}
+
+
+def _may_continue(tip: PathNode, thread: str) -> bool:
+    """Return whether a request of this thread may continue a turn: sub-agents that name no thread
+    come with the main thread's name.
+    """
+    own = tip.node.thread
+    return own == thread or (thread == MAIN_THREAD and own.startswith(CALL_THREAD))
+
+
+def _is_of(tip: PathNode, name: BranchName) -> bool:
+    """Return whether a turn is of the work of a thread, not a side request or a summary."""
+    return tip.node.thread == name.thread and tip.node.branch in ("main", "subagent")
+
+
+def _same_line(node: TurnNode, place: Placement) -> bool:
+    return (node.thread, node.branch) == (place.thread, place.branch)

@@ -1,0 +1,204 @@
+"""The turn graph of a session: a tree of turns, in which a shared prefix is stored once.
+
+A chain (segment) is a path from the root; it grows at its end only, so a fork starts a new one.
+Invariants, checked as turns are added: along a path the tokens are exactly those that the model
+saw, at their positions; every sampled token belongs to one chain, which alone trains it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from conf.errors import AgentrlError, ExitCode
+from runners.records.record import (
+    BranchKind,
+    IdArray,
+    LogprobArray,
+    Segment,
+    SegmentKind,
+    Turn,
+)
+
+
+class ChainError(AgentrlError):
+    """Stored turns contradict each other: a token would be lost or trained twice."""
+
+    exit_code = ExitCode.DATA_REFUSED
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TurnNode:
+    """A turn, with the tokens that it adds to its parent's path."""
+
+    index: int
+    parent: TurnNode | None
+    thread: str
+    parent_thread: str | None
+    branch: BranchKind
+    segment: int
+    prompt_new: IdArray
+    """int32 [n]"""
+    output_ids: IdArray
+    """int32 [m]"""
+    output_logprobs: LogprobArray
+    """float32 [m]"""
+    output_versions: IdArray
+    """int32 [m]"""
+    length: int
+    """Tokens from the root to the end of the output."""
+    depth: int
+    """Nodes from the root to this one, both counted."""
+
+    def path(self) -> list[TurnNode]:
+        """Return the nodes from the root to this one."""
+        nodes: list[TurnNode] = []
+        node: TurnNode | None = self
+        while node is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
+
+    def ancestor(self, depth: int) -> TurnNode:
+        """Return the node that is the ``depth``-th of this one's path, the root being the first.
+
+        It is mostly near the end of the path: a request continues the last turn.
+        """
+        node = self
+        while node.depth > depth:
+            assert node.parent is not None  # the root's depth is 1
+            node = node.parent
+        return node
+
+    def tokens(self) -> IdArray:
+        """Return prompt + output, exactly as the model saw them, int32 [length]."""
+        return np.concatenate(
+            [part for node in self.path() for part in (node.prompt_new, node.output_ids)]
+        )
+
+
+class TurnGraph:
+    """The turns of one session; grows by ``add`` only."""
+
+    def __init__(self, turns: Iterable[Turn] = ()) -> None:
+        """Add stored turns, which come in order of ``index``; raises ChainError."""
+        self.nodes: list[TurnNode] = []
+        self._leaves: dict[int, TurnNode] = {}
+        """Last node of each chain, chains in order of their first turn."""
+        self._session_id: str | None = None
+        for turn in turns:
+            self.add(turn)
+
+    @property
+    def chains(self) -> int:
+        """Number of chains; the index of the next one."""
+        return len(self._leaves)
+
+    def grows(self, node: TurnNode) -> bool:
+        """Return whether a node is the end of its chain."""
+        return self._leaves[node.segment] is node
+
+    def add(self, turn: Turn) -> TurnNode:
+        """Add the next turn; raises ChainError if it contradicts those before it."""
+        node = self._make_node(turn)
+        self._session_id = turn.session_id
+        self.nodes.append(node)
+        self._leaves[node.segment] = node
+        return node
+
+    def build_segments(self) -> list[Segment]:
+        """Return every chain from its root, in order of their first turns."""
+        # a chain that is not the last of its thread and branch was replaced by a later one
+        last = {(node.thread, node.branch): node.segment for node in self.nodes}
+        # a session of nothing but side requests was misread: what looks like one is its work
+        only_aside = all(node.branch == "side" for node in self.nodes)
+        return [
+            self._segment(leaf, last[leaf.thread, leaf.branch], only_aside)
+            for leaf in self._leaves.values()
+        ]
+
+    def _make_node(self, turn: Turn) -> TurnNode:
+        here = f"turn {turn.index} of session {turn.session_id}"
+        if turn.index != len(self.nodes) or self._session_id not in (None, turn.session_id):
+            raise ChainError(
+                f"{here} stands where turn {len(self.nodes)} of session "
+                f"{self._session_id or turn.session_id} belongs: "
+                "a turn is missing, doubled or foreign"
+            )
+        if turn.parent is not None and not 0 <= turn.parent < len(self.nodes):
+            raise ChainError(f"{here} continues turn {turn.parent}, which is not before it")
+        parent = None if turn.parent is None else self.nodes[turn.parent]
+        held = 0 if parent is None else parent.length
+        if turn.prompt_kept != held:
+            raise ChainError(
+                f"{here} keeps {turn.prompt_kept} tokens of a path of {held}: "
+                "the path would not be what the model saw"
+            )
+        if turn.output_logprobs.shape != turn.output_ids.shape:
+            raise ChainError(
+                f"{here} has {len(turn.output_ids)} sampled tokens and "
+                f"{len(turn.output_logprobs)} logprobs"
+            )
+        end = self._leaves.get(turn.segment)
+        if end is not None and end is not parent:
+            raise ChainError(f"{here} grows chain {turn.segment}, but not at its end")
+        return TurnNode(
+            index=turn.index,
+            parent=parent,
+            thread=turn.thread,
+            parent_thread=turn.parent_thread,
+            branch=turn.branch,
+            segment=turn.segment,
+            prompt_new=turn.prompt_new,
+            output_ids=turn.output_ids,
+            output_logprobs=turn.output_logprobs,
+            output_versions=turn.output_versions,
+            length=held + len(turn.prompt_new) + len(turn.output_ids),
+            depth=1 if parent is None else parent.depth + 1,
+        )
+
+    def _segment(self, leaf: TurnNode, last: int, only_aside: bool) -> Segment:
+        path = leaf.path()
+        own = [node for node in path if node.segment == leaf.segment]
+        loss_mask = np.zeros(leaf.length, np.bool_)
+        logprobs = np.zeros(leaf.length, np.float32)
+        weight_versions = np.full(leaf.length, -1, np.int32)
+        for node in own:
+            span = slice(node.length - len(node.output_ids), node.length)
+            loss_mask[span] = True
+            logprobs[span] = node.output_logprobs
+            weight_versions[span] = node.output_versions
+        return Segment(
+            session_id=self._session_id or "",
+            index=leaf.segment,
+            kind=_kind("main" if only_aside else leaf.branch, is_last=leaf.segment == last),
+            thread=leaf.thread,
+            parent_thread=leaf.parent_thread,
+            tokens=leaf.tokens(),
+            loss_mask=loss_mask,
+            logprobs=logprobs,
+            weight_versions=weight_versions,
+            turns=tuple(node.index for node in path),
+            own_turns=tuple(node.index for node in own),
+        )
+
+
+def _kind(branch: BranchKind, *, is_last: bool) -> SegmentKind:
+    if branch in ("compaction", "side"):
+        return branch
+    if not is_last:
+        return "wipe"
+    return "final" if branch == "main" else "subagent"
+
+
+def build_segments(turns: Sequence[Turn]) -> list[Segment]:
+    """Return one session's chains, from all its turns in order of ``index``; raises ChainError.
+
+    The loss masks of the chains together cover every sampled token exactly once:
+
+        sum(int(s.loss_mask.sum()) for s in build_segments(turns))
+            == sum(len(turn.output_ids) for turn in turns)
+    """
+    return TurnGraph(turns).build_segments()

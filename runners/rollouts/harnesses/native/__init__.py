@@ -1,0 +1,5 @@
+"""The native harness: ``harness.py`` starts ``agent.py`` and ``client.py`` in the sandbox."""
+
+from runners.rollouts.harnesses.native.harness import NativeHarness
+
+__all__ = ["NativeHarness"]

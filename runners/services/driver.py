@@ -1,0 +1,228 @@
+"""Drive one execution of a run in this process: state, heartbeat, signals, live view, diagnostics.
+
+The first SIGINT or SIGTERM drains: nothing new starts, and rollouts in flight finish and are
+stored. The second stops at once. Invariant: however an execution ends, its end is in the store, and
+``--resume`` continues the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from conf.absolute_paths import make_paths_absolute
+from conf.errors import AgentrlError, ExitCode
+from conf.schema import Config
+from runners.observe.live.dashboard import LiveView
+from runners.observe.live.progress import Progress
+from runners.records.store.run_state import State
+from runners.records.store.run_store import RunStore
+from runners.services.dataset_check import note_datasets
+from runners.services.policy import Policy, prepare_policy
+from runners.services.stop_signals import (
+    handlers_restored,
+    in_main_thread,
+    receive_signals,
+)
+from runners.system.diagnostics.diagnostics import install_diagnostics
+from runners.system.diagnostics.sections import format_section
+from runners.system.diagnostics.stalls import describe_attempts, seconds_since_turn, watch_stalls
+from runners.system.processes.service import ServiceError
+
+HEARTBEAT_S = 5.0
+
+Work = Callable[[], Coroutine[Any, Any, None]]
+
+_STATES = {
+    ExitCode.DONE: State.DONE,
+    ExitCode.INTERRUPTED: State.INTERRUPTED,
+    ExitCode.TERMINATED: State.INTERRUPTED,
+}
+"""The run's final state by exit code; any other code is a failure."""
+
+
+class Interrupted(Exception):
+    """The run was stopped by a signal, and everything that was in flight is stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """The end of an execution of a run."""
+
+    exit_code: ExitCode
+    message: str
+    """The reason of an early end; empty when the run is done."""
+    wall_s: float
+    """Duration of all executions of the run, in seconds."""
+    stop_requested: bool
+    """True if a signal came, even if there was nothing left to interrupt."""
+
+    def document(self) -> dict[str, Any]:
+        """Return the fields of the end in a document of ``--json``."""
+        return {"exit_code": int(self.exit_code), "message": self.message}
+
+
+class RunDriver:
+    """Drives one execution of the run in ``store``; used once."""
+
+    def __init__(self, config: Config, store: RunStore, progress: Progress, **info: Any) -> None:
+        """Prepare an execution; ``info`` is stored with the run's state."""
+        self.draining = asyncio.Event()
+        self._config = config
+        self._store = store
+        self._progress = progress
+        self._info = info
+        self._started = time.monotonic()
+        self._before_s = store.state().spent_s
+        self._stop_code = ExitCode.INTERRUPTED
+        self._cancel: Callable[[], object] = lambda: None
+        self._service_error: ServiceError | None = None
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds that all executions of the run have taken so far."""
+        return self._before_s + time.monotonic() - self._started
+
+    def run(self, work: Work, close: Callable[[], object] = lambda: None) -> RunEnd:
+        """Run ``work``, then ``close``, which writes the results of every end; store the end.
+
+        Raises AgentrlError only for what makes a start impossible; later failures are in the
+        result.
+        """
+        self._store.set_state(State.RUNNING, wall_s=self._before_s, **self._info)
+        # it may be resumed, regraded and replayed from another directory
+        self._store.replace_config(make_paths_absolute(self._config).model_dump(mode="json"))
+        if sys.version_info < (3, 12):
+            # The default watcher of 3.11 starts a thread per child; 3.12's does not. The other one
+            # knows the main thread's loop only.
+            watcher = (
+                asyncio.PidfdChildWatcher if in_main_thread() else asyncio.ThreadedChildWatcher
+            )
+            asyncio.get_event_loop_policy().set_child_watcher(watcher())
+        with handlers_restored():
+            code, message = asyncio.run(self._main(work))
+            try:
+                close()
+            except AgentrlError as error:  # a full disk, say; what ended the run comes first
+                code, message = (code, message) if code else (error.exit_code, str(error))
+            try:
+                self._store_end(code, message)
+            except AgentrlError as error:
+                code, message = (code, message) if code else (error.exit_code, str(error))
+        return RunEnd(code, message, self.wall_s, self.draining.is_set())
+
+    async def _main(self, work: Work) -> tuple[ExitCode, str]:
+        code, message = ExitCode.DONE, ""
+        task = asyncio.create_task(self._run_observed(work), name="run")
+        with self._handle_signals(task):
+            try:
+                await task
+            except Interrupted:
+                code, message = self._stop_code, "interrupted; everything finished is kept"
+            except asyncio.CancelledError:
+                code, message = self._stop_code, "interrupted at once; finished rollouts are kept"
+            except AgentrlError as error:
+                code, message = error.exit_code, str(error)
+        if self._service_error is not None:
+            code, message = self._service_error.exit_code, str(self._service_error)
+        return code, message
+
+    async def _run_observed(self, work: Work) -> None:
+        view = LiveView(self._progress, self._config.observe.dashboard)
+        with view:
+            async with self._diagnose():
+                heartbeat = asyncio.create_task(self._send_heartbeats(), name="heartbeat")
+                try:
+                    await work()
+                finally:
+                    heartbeat.cancel()
+                    self._progress.begin_phase("ended")
+
+    @asynccontextmanager
+    async def _diagnose(self) -> AsyncIterator[None]:
+        """Write files that describe a blocked event loop and attempts without progress."""
+        observe, progress, run_dir = self._config.observe, self._progress, self._store.run_dir
+
+        def in_flight() -> str:
+            return format_section("attempts in flight", lambda: describe_attempts(progress.watch))
+
+        with install_diagnostics(
+            run_dir, watchdog_s=observe.watchdog_s, report=progress.add_note, more=in_flight
+        ):
+            async with watch_stalls(
+                progress.watch,
+                run_dir,
+                observe.stuck_s,
+                last_turn_s=partial(seconds_since_turn, self._store),
+                report=progress.add_note,
+            ):
+                yield
+
+    def policy(self) -> Policy:
+        """Return the policy that the run starts from, or started from; raises AgentrlError."""
+        began = bool(self._store.query("SELECT 1 FROM rollout LIMIT 1"))
+        return prepare_policy(self._config, self._store.run_dir, began=began)
+
+    def note_service_exit(self, error: ServiceError) -> None:
+        """End the run, since a service has exited: rollouts in flight are lost, the rest
+        resumes.
+        """
+        if self._service_error is None:
+            self._service_error = error
+            self._store.event("service_gone", {"message": str(error)})
+            self._cancel()
+
+    async def _send_heartbeats(self) -> None:
+        while True:
+            self._store.heartbeat()
+            await asyncio.sleep(HEARTBEAT_S)
+
+    def _store_end(self, code: ExitCode, message: str) -> None:
+        self._store.set_state(
+            _STATES.get(code, State.FAILED),
+            exit_code=int(code),
+            message=message,
+            wall_s=self.wall_s,
+            **self._info,
+        )
+
+    @contextmanager
+    def _handle_signals(self, work: asyncio.Task[None]) -> Iterator[None]:
+        def stop_now() -> None:
+            # Before the cancellation, which unwinds the stacks that show what attempts wait for.
+            self._progress.watch.record_pending()
+            work.cancel()
+
+        self._cancel = stop_now
+
+        def on_signal(number: signal.Signals) -> None:
+            self._stop_code = (
+                ExitCode.INTERRUPTED if number is signal.SIGINT else ExitCode.TERMINATED
+            )
+            if self.draining.is_set():
+                stop_now()
+            else:
+                self.draining.set()
+                self._progress.add_note(
+                    "stopping: rollouts in flight finish first; a second signal stops at once"
+                )
+
+        with receive_signals(on_signal):
+            yield
+
+
+def open_run(config: Config, run_dir: Path, *, resume: bool) -> RunStore:
+    """Open the store of the run to resume, or create that of a new one; raises StoreError."""
+    if resume:
+        return RunStore.open(run_dir)
+    store = RunStore.create(run_dir, make_paths_absolute(config).model_dump(mode="json"))
+    note_datasets(store, config)
+    return store

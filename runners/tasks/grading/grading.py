@@ -1,0 +1,291 @@
+"""Grading of a patch by running the tests in a fresh sandbox without network.
+
+The sandbox is made from the pristine repository: the patch is applied from outside, protected files
+are restored, then the judge of the task's kind of grading runs the tests inside. A verdict is
+``infra`` only for a failure that the patch cannot have caused.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from conf.errors import AgentrlError
+from conf.schema import Config
+from conf.sections.task import (
+    BugfixTaskConfig,
+    HeldOutEvalTaskConfig,
+    MixtureConfig,
+    SwebenchTaskConfig,
+    TaskFileConfig,
+    pays_parts,
+)
+from runners.sandboxes.contract import (
+    KilledError,
+    OversizedError,
+    Sandbox,
+    SandboxBackend,
+    SandboxSpec,
+)
+from runners.sandboxes.discard import remove_tree
+from runners.sandboxes.tree import copy_tree
+from runners.sandboxes.wrappers import open_sandbox
+from runners.system.plugins.calls import PluginFailedError
+from runners.tasks.capture_limits import RefusedError
+from runners.tasks.contract import GradingKey, Patch, Task, Verdict, VerdictKind
+from runners.tasks.git import git_environment, init_git_dir, run_git
+from runners.tasks.grading.canaries.verification import Verification
+from runners.tasks.grading.graders import JUDGES
+from runners.tasks.grading.graders.end_state import EndStateGrader
+from runners.tasks.grading.graders.task_grader import EnsureRepository, TaskGrader
+from runners.tasks.grading.graders.verdicts import DOES_NOT_APPLY, make_verdict
+from runners.tasks.patches.patch_record import decode_patch
+from runners.tasks.patches.protection import find_metadata, find_touched
+from runners.tasks.pytest_mounts import filter_mounts
+from runners.tasks.repositories.task_repositories import DELETED
+from runners.tasks.rollout_result import Grader, RolloutResult
+
+
+def make_grader(
+    backend: SandboxBackend,
+    config: Config,
+    ensure_repository: EnsureRepository,
+    run_dir: Path,
+) -> Grader:
+    """Return the grader of a configuration's tasks; a benchmark's logs are kept in ``run_dir``."""
+
+    def make(tasks: BugfixTaskConfig | TaskFileConfig | MixtureConfig) -> TaskGrader:
+        return _make_task_grader(backend, config, tasks, ensure_repository, run_dir)
+
+    if isinstance(config.eval_task, HeldOutEvalTaskConfig):
+        return make(config.task)
+    return SplitGrader(make(config.task), make(config.eval_task))
+
+
+def _make_task_grader(
+    backend: SandboxBackend,
+    config: Config,
+    task: BugfixTaskConfig | TaskFileConfig | MixtureConfig,
+    ensure_repository: EnsureRepository,
+    run_dir: Path,
+) -> TaskGrader:
+    run_tests = SandboxGrader(backend)
+    flaky_reruns = 0 if isinstance(task, BugfixTaskConfig) else task.flaky_reruns
+    return TaskGrader(
+        run_tests,
+        ensure_repository,
+        flaky_reruns=flaky_reruns,
+        # A flaky test may fail its negation by chance: several gradings have to agree.
+        verification=Verification(
+            run_tests,
+            task.canaries,
+            runs=1 + flaky_reruns,
+            partial_credit=pays_parts(config.reward),
+        ),
+        log_dir=run_dir if isinstance(task, SwebenchTaskConfig) else None,
+        end_states=EndStateGrader(backend, ensure_repository),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SplitGrader:
+    """A ``Grader`` of evaluated tasks by other settings than trained ones."""
+
+    train: Grader
+    held_out: Grader
+
+    async def grade(
+        self, task: Task, result: RolloutResult, *, name: str, deadline_s: float
+    ) -> Verdict:
+        """Grade the patch of a rollout; see ``Grader``."""
+        return await self._of(task).grade(task, result, name=name, deadline_s=deadline_s)
+
+    async def grade_end_state(
+        self, task: Task, sandbox: Sandbox, *, name: str, deadline_s: float
+    ) -> Verdict:
+        """Grade what an agent left in its sandbox; see ``Grader``."""
+        grader = self._of(task)
+        return await grader.grade_end_state(task, sandbox, name=name, deadline_s=deadline_s)
+
+    async def grade_reference(
+        self, task: Task, *, solve: bool, name: str, deadline_s: float
+    ) -> Verdict:
+        """Grade the reference solution or the untouched environment; see ``Grader``."""
+        grader = self._of(task)
+        return await grader.grade_reference(task, solve=solve, name=name, deadline_s=deadline_s)
+
+    def _of(self, task: Task) -> Grader:
+        return self.held_out if task.split == "held_out" else self.train
+
+
+class SandboxGrader:
+    """Grades once, in a sandbox of one backend."""
+
+    def __init__(self, backend: SandboxBackend) -> None:
+        self._backend = backend
+        self._fails_untouched: dict[GradingKey, str] = {}
+
+    async def grade(
+        self,
+        task: Task,
+        patch: Patch,
+        *,
+        name: str,
+        deadline_s: float,
+        files: Mapping[str, bytes] | None = None,
+    ) -> Verdict:
+        """Grade a patch; ``name`` names the sandbox, ``files`` replace test files by path."""
+        started = time.monotonic()
+        if patch.refused:
+            return make_verdict(task, VerdictKind.UNSOLVED, patch.refused)
+        try:
+            verdict = await self._run_judge(task, patch, name, deadline_s, files or {})
+        except PluginFailedError as error:
+            verdict = await self._find_cause(task, error, name, deadline_s)
+        except (OversizedError, KilledError) as error:  # the tests run the agent's code
+            verdict = make_verdict(task, VerdictKind.UNSOLVED, str(error))
+        except (AgentrlError, OSError, subprocess.SubprocessError) as error:
+            verdict = make_verdict(task, VerdictKind.INFRA, f"{type(error).__name__}: {error}")
+        return replace(verdict, duration_s=time.monotonic() - started)
+
+    async def _find_cause(
+        self, task: Task, error: PluginFailedError, name: str, deadline_s: float
+    ) -> Verdict:
+        """Return infra if a plug-in also fails on the untouched task, else unsolved: a policy must
+        not escape its grade by what its patch makes the plug-in raise.
+        """
+        key = task.grading_key
+        if key not in self._fails_untouched:
+            self._fails_untouched[key] = ""
+            try:
+                await self._run_judge(
+                    task, decode_patch("", {}), f"{name}-untouched", deadline_s, {}
+                )
+            except (PluginFailedError, AgentrlError, OSError, subprocess.SubprocessError) as own:
+                self._fails_untouched[key] = str(own)
+        if self._fails_untouched[key]:
+            return make_verdict(task, VerdictKind.INFRA, str(error))
+        reason = f"with this patch, and not without it, {error}"
+        return make_verdict(task, VerdictKind.UNSOLVED, reason)
+
+    async def _run_judge(
+        self,
+        task: Task,
+        patch: Patch,
+        name: str,
+        deadline_s: float,
+        files: Mapping[str, bytes],
+    ) -> Verdict:
+        judge = JUDGES[task.grading.kind]
+
+        def change(workspace: Path) -> None:
+            refusal = apply_patch(task, patch, workspace)
+            if refusal:
+                raise _DoesNotApplyError(refusal)
+            if task.hidden_tests is not None:
+                place_hidden_tests(task.hidden_tests, workspace)
+            for path, content in files.items():
+                replace_file(workspace / path, content)
+
+        spec = SandboxSpec(
+            name,
+            task.repo,
+            "none",
+            mounts=filter_mounts(judge.mounts(), task.image),
+            change=change,
+            image=task.image,
+            workdir=task.workdir,
+        )
+        try:
+            async with open_sandbox(self._backend, spec) as sandbox:
+                return await judge.judge(task, sandbox, deadline_s)
+        except _DoesNotApplyError as error:
+            reason = f"{DOES_NOT_APPLY}: {summarize_refusal(str(error))}"
+            return make_verdict(task, VerdictKind.UNSOLVED, reason, log=str(error).encode())
+
+
+_REASONS, _REASON_LENGTH = 3, 300
+"""Refusals of git that a verdict's reason repeats, and characters of each; its log has them all."""
+
+
+class _DoesNotApplyError(Exception):
+    """Git refuses the patch; the text is git's reason."""
+
+
+def summarize_refusal(output: str) -> str:
+    """Return git's own reasons in one line: ``patch failed: add.py:7; no.py: No such file or …``.
+
+    Of a file git says twice that a hunk does not fit, with the hunk's line and without.
+    """
+    lines = [line.removeprefix("error: ").strip() for line in output.splitlines()]
+    reasons = [line for line in lines if line and not line.endswith(": patch does not apply")]
+    reasons = reasons or lines
+    more = len(reasons) - _REASONS
+    shown = "; ".join(reason[:_REASON_LENGTH] for reason in reasons[:_REASONS])
+    return f"{shown}; and {more} more" if more > 0 else shown
+
+
+def apply_patch(task: Task, patch: Patch, workspace: Path) -> str:
+    """Apply a patch to a fresh workspace and restore protected files; return git's refusal, or "".
+
+    Raises OSError and SubprocessError. Git neither follows symbolic links nor writes into ``.git``.
+    """
+    if patch.diff:
+        with tempfile.TemporaryDirectory(dir=workspace.parent) as scratch:
+            init_git_dir(Path(scratch))
+            environment = git_environment(Path(scratch), workspace)
+            done = run_git(environment, "apply", "--whitespace=nowarn", "-", stdin=patch.diff)
+        output = done.stderr.decode(errors="replace").strip()
+        # Killed, or a full disk: not the patch's fault, so not a refusal.
+        if done.returncode < 0 or "No space left" in output:
+            raise OSError(f"git apply ended with {done.returncode}: {output[-400:]}")
+        if done.returncode:
+            return output or f"git apply ended with {done.returncode}"
+    try:
+        touched = find_touched(task, workspace)
+    except RefusedError as refusal:
+        return str(refusal)
+    for path in (*touched, *find_metadata(task, patch)):
+        restore_path(task.repo, workspace, path)
+    return ""
+
+
+def place_hidden_tests(hidden: Path, workspace: Path) -> None:
+    """Put the hidden tests in place of whatever the patch left there; follows no link."""
+    for path in hidden.with_name(DELETED).read_text().splitlines():
+        restore_path(hidden, workspace, path)
+    for folder, _, names in os.walk(hidden):
+        for name in names:
+            restore_path(hidden, workspace, os.path.relpath(os.path.join(folder, name), hidden))  # noqa: PTH118
+
+
+def replace_file(target: Path, content: bytes) -> None:
+    """Write a file in place of whatever is there; follows no link."""
+    remove_tree(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(content)
+
+
+def restore_path(pristine: Path, workspace: Path, relative: str) -> None:
+    """Make a protected path what it is in ``pristine``, whatever the patch put there.
+
+    A file or link that the patch put in the place of a parent directory is removed first.
+    """
+    at = workspace
+    for part in relative.split("/")[:-1]:
+        at = at / part
+        if at.is_symlink() or (at.exists() and not at.is_dir()):
+            at.unlink()
+        at.mkdir(exist_ok=True)
+    original, target = pristine / relative, workspace / relative
+    remove_tree(target)
+    if original.is_dir() and not original.is_symlink():
+        copy_tree(original, target)
+    elif original.is_symlink() or original.exists():
+        shutil.copy2(original, target, follow_symlinks=False)

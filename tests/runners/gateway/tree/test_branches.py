@@ -1,0 +1,308 @@
+"""Placement of requests over random behaviours of an agent program: thread, parent, breaks."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runners.gateway.conversation import (
+    IssuedCall,
+    Piece,
+    RequestAttribution,
+    TurnRequest,
+)
+from runners.gateway.tree.branches import MAX_TIPS
+from runners.records.record import MAIN_THREAD
+from runners.records.tokenizer import Renderer, Tokenizer
+from tests.fakes.placing_gateway import (
+    SYSTEM,
+    TOOLS,
+    PlacingGateway,
+    call_of,
+    request,
+    result_of,
+    user,
+)
+
+
+@dataclass
+class Program:
+    """An agent program with several threads; each keeps a history of its own."""
+
+    gateway: PlacingGateway
+    named: bool
+    """It names its threads; a program that does not has the main thread only."""
+    pieces: dict[str, list[Piece]] = field(default_factory=dict)
+    chains: int = 0
+    """Chains that it started, summaries included."""
+    calls: int = 0
+    last: dict[str, tuple[TurnRequest, int]] = field(default_factory=dict)
+    compacted: set[str] = field(default_factory=set)
+
+    def say(self, thread: str, edit: str) -> None:
+        """Take a thread's next turn, with its history echoed as clients echo."""
+        if thread not in self.pieces:
+            self.pieces[thread] = [SYSTEM, user("the same task for all")]
+            self.chains += 1
+        self.calls += 1
+        call = IssuedCall(f"c{self.calls}", "Bash", {"n": self.calls})
+        asked = request(
+            self.echoed(thread, edit),
+            thread=thread if self.named else MAIN_THREAD,
+            compacted=self.named and thread in self.compacted,
+        )
+        turn = self.gateway.ask(asked, call, text=f"step {self.calls}")
+        self.compacted.discard(thread)
+        self.last[thread] = asked, turn
+        at = self.pieces[thread][-1].message + 1
+        said = [Piece(at, "assistant", "text", f"step {self.calls}"), call_of(call, at)]
+        self.pieces[thread] += [*said, result_of(call, at + 1)]
+
+    def echoed(self, thread: str, edit: str) -> list[Piece]:
+        """Return a thread's history with what clients do to the assistant's part of it."""
+        found: list[Piece] = []
+        for piece in self.pieces[thread]:
+            if piece.role != "assistant" or edit == "faithful":
+                found.append(piece)
+            elif piece.kind == "tool_call":
+                found.append(replace(piece, arguments={"replace_all": False}, name=piece.name))
+            elif edit == "moved":
+                found.append(replace(piece, text=piece.text.upper()))
+        return found
+
+    def retry(self, thread: str) -> None:
+        """Send the last request again, as after a cut stream."""
+        if thread in self.last:
+            asked, turn = self.last[thread]
+            assert self.gateway.ask(asked, text="never said") == turn
+
+    def compact(self, thread: str) -> None:
+        """Ask for a summary and go on from it; the last turn comes back verbatim after it."""
+        if len(self.pieces.get(thread, [])) < 5 or thread in self.compacted:
+            return
+        marker = user("CRITICAL: Respond with TEXT ONLY. Do NOT call any tools.")
+        asked = [*self.pieces[thread], replace(marker, message=self.pieces[thread][-1].message)]
+        name = thread if self.named else MAIN_THREAD
+        kind = "compaction" if self.named else None
+        self.gateway.ask(request(asked, thread=name, request_class=kind), text="all is well")
+        *_, said, call, result = self.pieces[thread]
+        again = (
+            "This session is being continued from a previous conversation that ran out of context"
+        )
+        opened = user(f"{again}: all is well {self.calls}")
+        self.pieces[thread] = [
+            *(SYSTEM, opened, replace(said, message=1), replace(call, message=1)),
+            replace(result, message=2),
+        ]
+        self.compacted.add(thread)
+        self.chains += 2
+
+
+ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["say", "say", "say", "retry", "compact"]),
+        st.sampled_from([MAIN_THREAD, "a1", "a2"]),
+        st.sampled_from(["faithful", "moved", "dropped"]),
+    ),
+    max_size=25,
+)
+
+
+@given(ACTIONS, st.booleans())
+def test_for_any_program_every_token_is_trained_once_and_no_chain_forks(
+    parts: tuple[Renderer, Tokenizer], actions: list[tuple[str, str, str]], named: bool
+) -> None:
+    gateway = PlacingGateway(*parts)
+    program = Program(gateway, named)
+    for action, thread, edit in actions:
+        thread_name = thread if named else MAIN_THREAD
+        if action == "say":
+            program.say(thread_name, edit)
+        elif action == "retry":
+            program.retry(thread_name)
+        else:
+            program.compact(thread_name)
+    gateway.check()
+    waiting = sum(thread in program.pieces for thread in program.compacted)
+    chains = gateway.branches.graph.build_segments()
+    assert len(chains) == program.chains - waiting, "no false fork, none missing"
+    kinds = [place.history_break.kind for place in gateway.places if place.history_break]
+    assert set(kinds) <= {"compaction"}
+    if named:
+        assert {chain.thread for chain in chains} == set(program.pieces)
+
+
+def test_byte_identical_parallel_sub_agents_stay_apart(parts: tuple[Renderer, Tokenizer]) -> None:
+    gateway = PlacingGateway(*parts)
+    program = Program(gateway, named=True)
+    for thread in (MAIN_THREAD, "a1", "a2", "a1", "a2", MAIN_THREAD):
+        program.say(thread, "faithful")
+    gateway.check()
+    chains = gateway.branches.graph.build_segments()
+    assert [(chain.thread, chain.kind, chain.own_turns) for chain in chains] == [
+        ("main", "final", (0, 5)), ("a1", "subagent", (1, 3)), ("a2", "subagent", (2, 4)),
+    ]  # fmt: skip
+
+
+def test_a_forked_agent_starts_as_a_branch_of_its_parent(parts: tuple[Renderer, Tokenizer]) -> None:
+    gateway = PlacingGateway(*parts)
+    program = Program(gateway, named=True)
+    program.say(MAIN_THREAD, "faithful")
+    program.say(MAIN_THREAD, "faithful")
+    fork = [*program.pieces[MAIN_THREAD], replace(user("Fork started"), message=9)]
+    turn = gateway.ask(request(fork, thread="f1"), text="here I go")
+    program.say(MAIN_THREAD, "faithful")
+    gateway.check()
+    assert gateway.turns[turn].parent == 1
+    assert gateway.places[turn].history_break is None
+    chains = gateway.branches.graph.build_segments()
+    assert [(chain.kind, chain.turns, chain.own_turns) for chain in chains] == [
+        ("final", (0, 1, 3), (0, 1, 3)), ("subagent", (0, 1, 2), (2,)),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "aside",
+    [
+        TurnRequest("m", (user("Title?"),), [], 1000),
+        TurnRequest("m", (user("quota"),), TOOLS, 1),
+        TurnRequest(
+            "m", (user("topic"),), TOOLS, 1000, attribution=RequestAttribution(request_class="side")
+        ),
+    ],
+)
+def test_side_requests_leave_the_main_chain_alone(
+    aside: TurnRequest, parts: tuple[Renderer, Tokenizer]
+) -> None:
+    gateway = PlacingGateway(*parts)
+    program = Program(gateway, named=True)
+    program.say(MAIN_THREAD, "faithful")
+    gateway.ask(aside, text="A title")
+    program.say(MAIN_THREAD, "faithful")
+    gateway.check()
+    chains = gateway.branches.graph.build_segments()
+    assert [(chain.kind, chain.own_turns) for chain in chains] == [
+        ("final", (0, 2)),
+        ("side", (1,)),
+    ]
+    assert not [place for place in gateway.places if place.history_break]
+
+
+def test_a_rollback_forks_off_the_turn_it_goes_back_to(parts: tuple[Renderer, Tokenizer]) -> None:
+    gateway = PlacingGateway(*parts)
+    program = Program(gateway, named=True)
+    for _ in range(3):
+        program.say(MAIN_THREAD, "faithful")
+    back = [*program.pieces[MAIN_THREAD][:5], replace(user("No, try again."), message=3)]
+    turn = gateway.ask(request(back), text="all right")
+    gateway.check()
+    assert gateway.turns[turn].parent == 0
+    history_break = gateway.places[turn].history_break
+    assert history_break is not None
+    assert history_break.kind == "rewrite"
+    assert gateway.places[turn].difference["after"]
+    kinds = [chain.kind for chain in gateway.branches.graph.build_segments()]
+    assert kinds == ["wipe", "final"]
+
+
+@dataclass
+class RewritingRenderer:
+    """A renderer whose continuations change a token of the history that they continue."""
+
+    real: Renderer
+
+    def bridge_to_next_turn(self, prompt: list[int], *rest: Any, **more: Any) -> Any:
+        bridged = self.real.bridge_to_next_turn(prompt, *rest, **more)
+        assert bridged is not None
+        bridged.token_ids[len(prompt) - 1] += 1
+        return bridged
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+
+def test_a_continuation_that_changes_sampled_history_is_a_break_and_never_a_prompt(
+    parts: tuple[Renderer, Tokenizer],
+) -> None:
+    renderer, tokenizer = parts
+    gateway = PlacingGateway(cast(Renderer, RewritingRenderer(renderer)), tokenizer)
+    program = Program(gateway, named=True)
+    program.say(MAIN_THREAD, "faithful")
+    program.say(MAIN_THREAD, "faithful")
+    gateway.check()
+    place = gateway.places[1]
+    assert place.parent is None
+    assert place.history_break is not None
+    assert place.history_break.kind == "renderer"
+    assert place.history_break.reason == "the renderer's continuation changes tokens already seen"
+
+
+def test_only_the_latest_ends_of_conversations_are_continued(
+    parts: tuple[Renderer, Tokenizer],
+) -> None:
+    gateway = PlacingGateway(*parts)
+    first = [user(f"conversation {number}") for number in range(MAX_TIPS + 1)]
+    for piece in first:
+        gateway.ask(request([piece]), text="ok")
+    for piece, parent in ((first[-1], gateway.turns[-1].index), (first[0], None)):
+        said = Piece(1, "assistant", "text", "ok")
+        gateway.ask(request([piece, said, user("go on", 2)]), text="ok")
+        assert gateway.turns[-1].parent == parent
+    gateway.check()
+
+
+def test_a_long_session_holds_each_token_once(parts: tuple[Renderer, Tokenizer]) -> None:
+    gateway = PlacingGateway(*parts)
+    program = Program(gateway, named=True)
+    tracemalloc.start()
+    for _ in range(60):
+        program.say(MAIN_THREAD, "faithful")
+        *before, result = program.pieces[MAIN_THREAD]
+        program.pieces[MAIN_THREAD] = [
+            *before,
+            replace(result, text="return a - b  # wrong\n" * 50),
+        ]
+    program.compact(MAIN_THREAD)
+    nodes, branches = gateway.branches.graph.nodes, gateway.branches
+    summary = nodes[-1]
+    assert summary.parent is nodes[-2]
+    tokens = sum(len(node.prompt_new) + len(node.output_ids) for node in nodes)
+    assert tokens == summary.length, "every prefix is held once"
+    gateway.turns, gateway.prompts, gateway.places = [], [], []
+    del program, gateway
+    gc.collect()
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 8 * tokens + 8192 * len(nodes), "each token once, and little besides"
+    assert branches.graph.nodes
+
+
+def test_threads_that_take_turns_in_turn_are_continued_in_place(
+    parts: tuple[Renderer, Tokenizer],
+) -> None:
+    gateway = PlacingGateway(*parts)
+    program = Program(gateway, named=True)
+    threads = [MAIN_THREAD, "a1", "a2"]
+    for _ in range(6):  # of which some find the memory full and move on
+        for thread in threads:
+            program.say(thread, "faithful")
+    by_thread = {
+        thread: [place.prompt for place in gateway.places if place.thread == thread]
+        for thread in threads
+    }
+    for prompts in by_thread.values():
+        assert any(np.shares_memory(*pair) for pair in pairwise(prompts))
+        assert not any(
+            np.shares_memory(prompts[-1], other[-1])
+            for other in by_thread.values()
+            if other is not prompts
+        )
+    gateway.check()
