@@ -1,6 +1,6 @@
 """Make the starting policy into a directory: ``python -m tests.starting_policy DIRECTORY``.
 
-It takes some 8 minutes of two cores. To ship another one, replace the files of
+It takes some 10 minutes of one core. To ship another one, replace the files of
 ``runners/records/tiny_policy`` by those of the directory and write the printed SHA-256 into
 ``runners/records/starting_policy.py``.
 """

@@ -394,7 +394,8 @@ def solve_rate(policy: Path, run_dir: Path) -> float:
     lines = [f"model.path={policy}", "eval.tasks=128", f"run.dir={run_dir}-eval"]
     command = [sys.executable, "-m", "cli.main", "eval", "bugfix", "--json", *lines]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    rate: float = json.loads(done.stdout)["resolved"]["value"]
+    report = json.loads(done.stdout)
+    rate: float = report["resolved_instances"] / report["total_instances"]
     return rate
 
 
