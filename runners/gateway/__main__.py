@@ -15,7 +15,7 @@ from typing import Any
 import uvloop
 
 from conf.errors import AgentrlError
-from runners.gateway.garbage import COLLECTOR
+from runners.gateway.gc_tuning import COLLECTOR
 from runners.gateway.service import NO_HOOKS, GatewayHooks, serve
 from runners.gateway.settings import GatewaySettings
 from runners.system.diagnostics.diagnostics import install_diagnostics
@@ -61,7 +61,7 @@ def announce_frozen(info: dict[str, Any]) -> None:
     """Announce the service, after all that is imported by now was taken from the garbage collector:
     to walk through it again and again would hold up the loop for 0.1 s each time.
     """
-    COLLECTOR.bound_pauses()
+    COLLECTOR.freeze()
     announce(info)
 
 

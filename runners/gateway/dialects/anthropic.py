@@ -19,6 +19,7 @@ from runners.gateway.conversation import (
     group_messages,
 )
 from runners.gateway.dialects import anthropic_reply
+from runners.gateway.dialects.append_only_list import AppendOnlyList
 from runners.gateway.dialects.attribution import is_claude_code, read_attribution
 from runners.gateway.dialects.body import (
     NOTHING_KEPT,
@@ -34,7 +35,6 @@ from runners.gateway.dialects.body import (
     text_as_list,
 )
 from runners.gateway.dialects.contract import Dialect, ParsedRequest, stands_alone
-from runners.gateway.dialects.growing_list import GrowingList
 from runners.gateway.refusal import RefusalKind, Refused
 
 BILLING_HEADER = "x-anthropic-billing-header:"
@@ -144,7 +144,7 @@ MODEL_CREATED = "2026-01-01T00:00:00Z"
 
 
 def build_request(
-    body: CountRequest, pieces: GrowingList[Piece], headers: Mapping[str, str]
+    body: CountRequest, pieces: AppendOnlyList[Piece], headers: Mapping[str, str]
 ) -> ParsedRequest:
     """Return a request for a turn, or for a count; see ``Dialect.build``."""
     attribution = read_attribution(headers)
@@ -193,12 +193,12 @@ def to_renderer_messages(
 _SAMPLING = MessagesRequest.model_fields.keys() - CountRequest.model_fields.keys()
 
 
-def _add_system_prompt(body: CountRequest, pieces: GrowingList[Piece]) -> GrowingList[Piece]:
+def _add_system_prompt(body: CountRequest, pieces: AppendOnlyList[Piece]) -> AppendOnlyList[Piece]:
     system = [
         block.text for block in body.system or () if not block.text.startswith(BILLING_HEADER)
     ]
     prompt = Piece(SYSTEM_PROMPT, "system", "text", "\n".join(system))
-    return pieces if prompt.is_empty else pieces.led_by(prompt)
+    return pieces if prompt.is_empty else pieces.prefixed(prompt)
 
 
 def _split_message(message: _Message, index: int) -> Iterator[Piece]:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import PydanticCustomError
 
 from runners.gateway.conversation import Piece
-from runners.gateway.dialects.growing_list import GrowingList
+from runners.gateway.dialects.append_only_list import AppendOnlyList
 from runners.gateway.refusal import RefusalKind, Refused
 from runners.records.printable import make_printable, shorten
 
@@ -128,7 +128,7 @@ def parse_body(model: type[Body], body: bytes) -> Body:
         ) from None
 
 
-def check_conversation(pieces: GrowingList[Piece], field: str) -> GrowingList[Piece]:
+def check_conversation(pieces: AppendOnlyList[Piece], field: str) -> AppendOnlyList[Piece]:
     """Return the pieces of a conversation; raises Refused if there are none, or if the last one is
     the assistant's.
     """

@@ -14,8 +14,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from pydantic import TypeAdapter
 
 from runners.gateway.conversation import Answer, Piece, TurnRequest
+from runners.gateway.dialects.append_only_list import AppendOnlyList
 from runners.gateway.dialects.body import RequestBody, parse_body
-from runners.gateway.dialects.growing_list import GrowingList
 from runners.gateway.refusal import Refused
 
 
@@ -83,7 +83,7 @@ Item = TypeVar("Item")
 @dataclass(frozen=True, slots=True)
 class Dialect(Generic[Body, Item]):
     """Reads the bodies of one endpoint: the list of the conversation item by item, so that items
-    which were read before are not read again (``known_bodies.py``), then everything together.
+    which were read before are not read again (``request_cache.py``), then everything together.
     """
 
     body: type[Body]
@@ -95,7 +95,7 @@ class Dialect(Generic[Body, Item]):
     """Returns the pieces of an item, which is, or is in, the message of that number."""
     joins: Callable[[Item], bool]
     """Tells whether an item is of one message with the items before it for which this is true."""
-    build: Callable[[Body, GrowingList[Piece], Mapping[str, str]], ParsedRequest]
+    build: Callable[[Body, AppendOnlyList[Piece], Mapping[str, str]], ParsedRequest]
     """Makes the request of a body, of the pieces of all items, none of them empty, and of the
     headers. It does not look at the body's own conversation, of which items may be missing. Raises
     Refused.
@@ -105,7 +105,7 @@ class Dialect(Generic[Body, Item]):
         """Parse body and headers of a request for a turn; raises Refused."""
         wire = parse_body(self.body, body)
         split = self.split_items(getattr(wire, self.conversation), 0, None)
-        pieces = GrowingList(piece for _, pieces in split for piece in pieces)
+        pieces = AppendOnlyList(piece for _, pieces in split for piece in pieces)
         return self.build(wire, pieces, headers)
 
     def split_items(

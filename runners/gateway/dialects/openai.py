@@ -12,8 +12,8 @@ from typing import Any, Literal
 from pydantic_core import from_json
 
 from runners.gateway.conversation import SYSTEM_PROMPT, Piece
+from runners.gateway.dialects.append_only_list import AppendOnlyList
 from runners.gateway.dialects.body import Name, RequestBody, Typed, WireModel, omission_text
-from runners.gateway.dialects.growing_list import GrowingList
 from runners.gateway.refusal import STATUS, RefusalKind, Refused
 
 NO_LIMIT = 2**31 - 1
@@ -72,8 +72,8 @@ def write_arguments(arguments: Mapping[str, Any]) -> str:
 
 
 def merge_system_prompt(
-    pieces: GrowingList[Piece], instructions: str | None = None
-) -> GrowingList[Piece]:
+    pieces: AppendOnlyList[Piece], instructions: str | None = None
+) -> AppendOnlyList[Piece]:
     """Join the system texts that open a conversation, and ``instructions`` before them, into one
     system prompt.
     """
@@ -83,7 +83,7 @@ def merge_system_prompt(
         opening.insert(0, instructions)
     if not opening:
         return pieces
-    return pieces.led_by(Piece(SYSTEM_PROMPT, "system", "text", "\n".join(opening)), start)
+    return pieces.prefixed(Piece(SYSTEM_PROMPT, "system", "text", "\n".join(opening)), start)
 
 
 class Refusal(WireModel):

@@ -9,6 +9,7 @@ from pydantic import Discriminator, Field, PositiveInt, Tag, TypeAdapter
 
 from runners.gateway.conversation import Piece, Role, TurnRequest
 from runners.gateway.dialects import openai
+from runners.gateway.dialects.append_only_list import AppendOnlyList
 from runners.gateway.dialects.attribution import read_attribution
 from runners.gateway.dialects.body import (
     ModelName,
@@ -22,7 +23,6 @@ from runners.gateway.dialects.body import (
     text_as_list,
 )
 from runners.gateway.dialects.contract import Dialect, ParsedRequest, stands_alone
-from runners.gateway.dialects.growing_list import GrowingList
 from runners.gateway.dialects.openai_chat_reply import ChatReply
 
 
@@ -149,7 +149,7 @@ _SAMPLING = (
 
 
 def build_request(
-    chat: ChatRequest, pieces: GrowingList[Piece], headers: Mapping[str, str]
+    chat: ChatRequest, pieces: AppendOnlyList[Piece], headers: Mapping[str, str]
 ) -> ParsedRequest:
     """Return a request for a turn; see ``Dialect.build``."""
     stop = [chat.stop] if isinstance(chat.stop, str) else chat.stop

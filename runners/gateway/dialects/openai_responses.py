@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, PositiveInt, TypeAdapter
 
 from runners.gateway.conversation import Piece, Role, TurnRequest
 from runners.gateway.dialects import openai, openai_tools
+from runners.gateway.dialects.append_only_list import AppendOnlyList
 from runners.gateway.dialects.attribution import read_attribution
 from runners.gateway.dialects.body import (
     NOTHING_KEPT,
@@ -25,7 +26,6 @@ from runners.gateway.dialects.body import (
     text_as_list,
 )
 from runners.gateway.dialects.contract import Dialect, ParsedRequest
-from runners.gateway.dialects.growing_list import GrowingList
 from runners.gateway.dialects.openai_responses_reply import ResponsesReply
 from runners.gateway.dialects.openai_tools import Tool
 
@@ -158,7 +158,7 @@ _SAMPLING = ("temperature", "top_p", "top_logprobs", "max_tool_calls")
 
 
 def build_request(
-    wire: ResponsesRequest, pieces: GrowingList[Piece], headers: Mapping[str, str]
+    wire: ResponsesRequest, pieces: AppendOnlyList[Piece], headers: Mapping[str, str]
 ) -> ParsedRequest:
     """Return a request for a turn; see ``Dialect.build``."""
     tools, left_out = openai_tools.to_policy_tools(wire.tools or ())

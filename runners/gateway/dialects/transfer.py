@@ -8,8 +8,8 @@ from typing import Any
 
 from runners.gateway.conversation import Piece, RequestAttribution, TurnRequest
 from runners.gateway.dialects import anthropic_reply
+from runners.gateway.dialects.append_only_list import AppendOnlyList
 from runners.gateway.dialects.contract import ParsedRequest, ResponseBuilder
-from runners.gateway.dialects.growing_list import GrowingList
 from runners.gateway.dialects.openai_chat_reply import ChatReply
 from runners.gateway.dialects.openai_responses_reply import ResponsesReply
 from runners.gateway.dialects.openai_tools import PolicyTool
@@ -58,7 +58,7 @@ def from_plain(plain: dict[str, Any], pieces: Iterable[Piece]) -> ParsedRequest:
     """Return the parsed request that ``to_plain`` was given; ``pieces`` as of ``read_pieces``."""
     request = TurnRequest(
         **plain["request"],
-        pieces=GrowingList(pieces),
+        pieces=AppendOnlyList(pieces),
         attribution=RequestAttribution(**plain["attribution"]),
     )
     builder: ResponseBuilder = anthropic_reply

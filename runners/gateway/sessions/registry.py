@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from runners.gateway.garbage import COLLECTOR
+from runners.gateway.gc_tuning import COLLECTOR
 from runners.gateway.monitoring.counts import GatewayCounts
 from runners.gateway.refusal import RefusalKind, Refused
 from runners.gateway.sessions.admin_bodies import FinishRequest, SessionRequest

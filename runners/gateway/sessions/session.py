@@ -53,7 +53,7 @@ from runners.gateway.sessions.turn_seeds import SeedPlace, TurnSeeds
 from runners.gateway.sessions.wire_recorder import WireRecorder, WireRequest
 from runners.gateway.settings import SessionSampling
 from runners.gateway.texts.chat_template import ServerParsers
-from runners.gateway.texts.known_bodies import KnownBodies
+from runners.gateway.texts.request_cache import RequestCache
 from runners.gateway.texts.texts import Texts
 from runners.gateway.tree.branches import Branches, Placement
 from runners.gateway.tree.prefix_matching import PreparedRequest, prepare_request
@@ -121,7 +121,7 @@ class Session:
         """Turns taken or in flight."""
         self._seeds = None if seed is None else TurnSeeds(seed)
         self._branches = self._make_branches()
-        self._known_bodies = KnownBodies()
+        self._request_cache = RequestCache()
         self._prepared: dict[str, PreparedRequest] = {}
         """The last request of each thread, the latest last."""
         self._prompt_tokens: list[int] = []
@@ -166,7 +166,7 @@ class Session:
         """Parse a request to an endpoint; ``body`` is in pieces. Raises Refused."""
         try:
             return await self._services.texts.parse(
-                self.id, path, body, headers, self._max_context_tokens, self._known_bodies
+                self.id, path, body, headers, self._max_context_tokens, self._request_cache
             )
         except Refused:
             raise
@@ -238,7 +238,7 @@ class Session:
             turn.abort()
         if in_flight:
             await asyncio.wait([turn.outcome for turn in in_flight])
-        self._branches, self._known_bodies = self._make_branches(), KnownBodies()
+        self._branches, self._request_cache = self._make_branches(), RequestCache()
         self._prepared.clear()
 
     def _make_branches(self) -> Branches:

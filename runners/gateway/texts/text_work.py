@@ -24,10 +24,10 @@ from runners.gateway.refusal import (
 )
 from runners.gateway.request_limits import check_json_shape
 from runners.gateway.texts.chat_template import make_renderer
-from runners.gateway.texts.known_bodies import (
+from runners.gateway.texts.request_cache import (
     Continuation,
-    KnownBodies,
     KnownBody,
+    RequestCache,
     read_continuation,
     read_shape,
 )
@@ -143,7 +143,7 @@ def parse_first(
 ) -> tuple[ParsedRequest, KnownBody | None]:
     """Parse a request as ``parse_continuation`` does when nothing is known before it."""
     try:
-        found = KnownBodies().find(path, body, DIALECTS[path].conversation)
+        found = RequestCache().find(path, body, DIALECTS[path].conversation)
     except (ValueError, RecursionError):
         return parse_request(path, body, headers, limits, max_context_tokens), None
     return parse_continuation(found, headers, limits, max_context_tokens)

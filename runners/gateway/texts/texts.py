@@ -14,13 +14,13 @@ import numpy as np
 
 from conf.sections.gateway import GatewayLimitsConfig
 from runners.gateway.conversation import Piece, TurnRequest, group_messages
+from runners.gateway.dialects.append_only_list import AppendOnlyList
 from runners.gateway.dialects.contract import ParsedRequest
 from runners.gateway.dialects.endpoints import DIALECTS
-from runners.gateway.dialects.growing_list import GrowingList
 from runners.gateway.dialects.transfer import from_plain, read_pieces
-from runners.gateway.loop_share import LoopShare, Result
+from runners.gateway.fair_scheduling import FairScheduler, Result
 from runners.gateway.refusal import OverLimit, RefusalKind
-from runners.gateway.texts.known_bodies import Continuation, KnownBodies, KnownBody, read_marks
+from runners.gateway.texts.request_cache import Continuation, KnownBody, RequestCache, read_marks
 from runners.gateway.texts.text_pool import TextFailed, TextPool
 from runners.gateway.texts.text_work import (
     OutputText,
@@ -84,7 +84,7 @@ class Texts:
         self._work = work
         self._limits = limits
         self._pool = pool
-        self._share = LoopShare()
+        self._share = FairScheduler()
 
     @property
     def has_ids(self) -> bool:
@@ -106,13 +106,13 @@ class Texts:
         body: Sequence[bytes],
         headers: Mapping[str, str],
         max_context_tokens: int,
-        known: KnownBodies | None = None,
+        known: RequestCache | None = None,
     ) -> ParsedRequest:
         """Parse a request; ``body`` is in pieces. Raises Refused.
 
         ``known``: the bodies that the session has sent; this one is added to them.
         """
-        whole, found, known = b"", None, known or KnownBodies()
+        whole, found, known = b"", None, known or RequestCache()
         if self._pool is None or sum(map(len, body)) <= SHORT_BODY:
             whole = b"".join(body)
             with suppress(ValueError, RecursionError):
@@ -142,7 +142,9 @@ class Texts:
             items = await _in_slices(read_pieces, read["pieces"])
             marks = await _in_slices(read_marks, read["marks"])
             ends = read["start"], read["close"]
-            known.add(KnownBody(path, whole, *ends, GrowingList(marks), GrowingList(items)), found)
+            known.add(
+                KnownBody(path, whole, *ends, AppendOnlyList(marks), AppendOnlyList(items)), found
+            )
         pieces = await _in_slices(lambda part: read_pieces(part, items), plain["pieces"])
         return from_plain(plain, pieces)
 
@@ -153,7 +155,7 @@ class Texts:
         found: Continuation | None,
         headers: Mapping[str, str],
         max_context_tokens: int,
-        known: KnownBodies,
+        known: RequestCache,
     ) -> ParsedRequest:
         if found is None:
             return parse_request(path, body, headers, self._limits, max_context_tokens)

@@ -20,7 +20,7 @@ from runners.gateway.conversation import (
     fingerprint,
     hash_keys,
 )
-from runners.gateway.dialects.growing_list import GrowingList
+from runners.gateway.dialects.append_only_list import AppendOnlyList
 from runners.records.graph import TurnNode
 
 
@@ -58,11 +58,11 @@ class PreparedRequest:
     """A request with what recognises it; made once per request, since digests cost."""
 
     request: TurnRequest
-    keys: GrowingList[bytes]
+    keys: AppendOnlyList[bytes]
     """``digest_pieces()`` of the request."""
     hashed: blake2b
     """``hash_keys`` of these."""
-    parts: GrowingList[RequestPart]
+    parts: AppendOnlyList[RequestPart]
     fingerprint: bytes
     states: PathStates = field(default_factory=lambda: PathStates())
 
@@ -106,16 +106,16 @@ def prepare_request(
     for this one too. Parts follow from the pieces' digests, and comparisons from the parts.
     """
     if earlier is None:
-        keys, shared = GrowingList(request.digest_pieces()), 0
+        keys, shared = AppendOnlyList(request.digest_pieces()), 0
     elif shared := _count_same(request.pieces, earlier.request.pieces):
         keys = earlier.keys.continue_from(shared, request.digest_pieces(shared))
     else:
-        keys = GrowingList(request.digest_pieces())
+        keys = AppendOnlyList(request.digest_pieces())
         shared = _count_shared(keys, earlier.keys)
     if earlier is None or shared == 0:
         hashed = hash_keys(keys)
         mark = fingerprint(request, hashed, dialect)
-        parts = GrowingList(split_parts(request.pieces, keys))
+        parts = AppendOnlyList(split_parts(request.pieces, keys))
         return PreparedRequest(request, keys, hashed, parts, mark)
     goes_on = shared == len(earlier.keys)
     hashed = hash_keys(keys[shared:], earlier.hashed) if goes_on else hash_keys(keys)
@@ -131,7 +131,7 @@ def prepare_request(
 
 
 def _count_same(pieces: Sequence[Piece], others: Sequence[Piece]) -> int:
-    return pieces.count_shared(others) if isinstance(pieces, GrowingList) else 0
+    return pieces.count_shared(others) if isinstance(pieces, AppendOnlyList) else 0
 
 
 def _count_shared(keys: Sequence[bytes], others: Sequence[bytes]) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import agentrl
-from agentrl.testing.completions import END, Completion
+from agentrl.testing.completions import END
 from agentrl.testing.scripted_engine import ScriptedEngine
 from runners.records.store.run_store import RunStore
 from tests.fakes.running_gateway import Gateway, running_gateway, user
@@ -115,28 +115,6 @@ async def test_a_session_that_nobody_finished_ends_without_a_reward(
     ended = await asyncio.to_thread(work)
     assert ended is not None
     assert outcomes(alone) == {"s1": ("policy.finished", None)}
-
-
-@pytest.mark.parametrize(
-    ("fault", "outcome", "reward"),
-    [("limit", "budget.turns", 0.5), ("engine", "infra.model", None)],
-)
-async def test_the_end_says_what_stopped_the_session(
-    fault: str, outcome: str, reward: float | None, alone: Gateway, engine: ScriptedEngine
-) -> None:
-    engine.say(f"hello{END}")
-
-    def work() -> agentrl.FinishedSession:
-        gateway = agentrl.GatewayClient(alone.url, alone.admin_key)
-        with gateway.session(max_turns=1 if fault == "limit" else None) as session:
-            assert ask(session).status_code == 200
-            engine.say(Completion(status=500))
-            assert ask(session, "another").status_code == (403 if fault == "limit" else 503)
-            return session.finish(0.5)
-
-    ended = await asyncio.to_thread(work)
-    assert (ended.outcome, ended.reward) == (outcome, reward)
-    assert ended.message
 
 
 async def test_a_wrong_key_and_a_gateway_that_is_not_there_are_errors_that_say_so(

@@ -24,7 +24,7 @@ from runners.gateway.dialects.endpoints import DIALECTS
 from runners.gateway.dialects.transfer import from_plain, read_pieces, to_plain
 from runners.gateway.refusal import OverLimit, RefusalKind, Refused
 from runners.gateway.texts.json_text import find_items, find_list
-from runners.gateway.texts.known_bodies import KnownBodies
+from runners.gateway.texts.request_cache import RequestCache
 from runners.gateway.texts.text_pool import TextFailed, TextPool
 from runners.gateway.texts.text_work import TextWork, parse_request
 from runners.gateway.texts.texts import FEW_VALUES, SHORT_PATH, SHORT_TAIL, SHORT_TEXT, SLICE, Texts
@@ -286,7 +286,7 @@ async def test_what_a_process_has_parsed_is_known_when_the_conversation_goes_on(
             return await run(session_id, job, *body)
 
         monkeypatch.setattr(pool, "run", counted)
-        texts, known = Texts(work, limits, pool), KnownBodies()
+        texts, known = Texts(work, limits, pool), RequestCache()
         for each in (body, with_items(file), *[with_items(file, user("go on"))] * 3):
             parsed = await texts.parse("s", path, [each], {}, 10**6, known)
             assert repr(parsed) == repr(DIALECTS[path].parse_request(each, {}))

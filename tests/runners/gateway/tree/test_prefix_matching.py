@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runners.gateway.conversation import Piece, TurnRequest
-from runners.gateway.dialects.growing_list import GrowingList
+from runners.gateway.dialects.append_only_list import AppendOnlyList
 from runners.gateway.tree.prefix_matching import (
     AssistantPart,
     HistoryBreak,
@@ -189,7 +189,7 @@ def test_a_request_is_compared_the_same_after_any_earlier_one(
 def test_a_request_that_shares_its_beginning_is_prepared_as_if_alone(
     turns: Turns, more: Turns, kept: int, shared: bool
 ) -> None:
-    first = GrowingList(pieces_of(turns))
+    first = AppendOnlyList(pieces_of(turns))
     length = min(kept, len(first))
     second = first.continue_from(length, pieces_of(more))
     pieces = second if shared else tuple(second)

@@ -21,7 +21,7 @@ LEAST_S = 0.001
 """Work that is over sooner is followed by no pause."""
 
 
-class LoopShare:
+class FairScheduler:
     """Takes the sessions' short work in turn."""
 
     def __init__(self) -> None:

@@ -6,13 +6,13 @@ import asyncio
 import time
 from itertools import pairwise
 
-from runners.gateway.loop_share import LEAST_S, PAUSE, LoopShare
+from runners.gateway.fair_scheduling import LEAST_S, PAUSE, FairScheduler
 
 WORK_S = 5 * LEAST_S
 
 
 async def test_the_pieces_of_one_session_have_pauses_between_them() -> None:
-    share, spans = LoopShare(), list[tuple[float, float]]()
+    share, spans = FairScheduler(), list[tuple[float, float]]()
 
     def work() -> None:
         began = time.perf_counter()
@@ -25,7 +25,7 @@ async def test_the_pieces_of_one_session_have_pauses_between_them() -> None:
 
 
 async def test_a_piece_of_another_session_waits_for_one_piece_only() -> None:
-    share, order = LoopShare(), list[str]()
+    share, order = FairScheduler(), list[str]()
 
     def work(name: str) -> None:
         time.sleep(WORK_S)
@@ -37,7 +37,7 @@ async def test_a_piece_of_another_session_waits_for_one_piece_only() -> None:
 
 
 async def test_work_that_is_soon_over_is_followed_by_no_pause() -> None:
-    share, done = LoopShare(), list[float]()
+    share, done = FairScheduler(), list[float]()
     began = time.perf_counter()
     while len(done) < 100:
         await share.run("s", lambda: done.append(time.perf_counter()))
@@ -45,7 +45,7 @@ async def test_work_that_is_soon_over_is_followed_by_no_pause() -> None:
 
 
 async def test_work_that_fails_gives_the_turn_on() -> None:
-    share = LoopShare()
+    share = FairScheduler()
     for _ in range(2):
         async with asyncio.timeout(10):
             assert await asyncio.gather(share.run("s", lambda: 1 // 0), return_exceptions=True)

@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runners.gateway.conversation import Piece
+from runners.gateway.dialects.append_only_list import AppendOnlyList
 from runners.gateway.dialects.body import RequestBody
 from runners.gateway.dialects.contract import Dialect, ParsedRequest
-from runners.gateway.dialects.growing_list import GrowingList
 from runners.gateway.request_limits import JsonShape, bound_shape, measure_shape
 from runners.gateway.texts.json_text import find_items, find_list, has_member
 from runners.records.prefix import common_prefix_length
@@ -72,9 +72,9 @@ class KnownBody:
     """Place after the bracket that opens the conversation's list."""
     close: int
     """Place of the bracket that closes it."""
-    marks: GrowingList[ItemEnd]
+    marks: AppendOnlyList[ItemEnd]
     """By item."""
-    pieces: GrowingList[Piece]
+    pieces: AppendOnlyList[Piece]
     """Of all items, with their digests."""
     envelope: Envelope | None = None
     """None if another process has read the body: it keeps the envelope."""
@@ -123,7 +123,7 @@ class Continuation:
         return (b"" if self.same_head else self.body[: self.start]) + self.body[at:end]
 
 
-class KnownBodies:
+class RequestCache:
     """The bodies that a session has sent last; changed by its session only."""
 
     def __init__(self) -> None:
@@ -228,8 +228,8 @@ def read_continuation(
         body,
         found.start,
         close,
-        (known.marks if known else GrowingList[ItemEnd]()).continue_from(found.items, marks),
-        (known.pieces if known else GrowingList[Piece]()).continue_from(mark.pieces, pieces),
+        (known.marks if known else AppendOnlyList[ItemEnd]()).continue_from(found.items, marks),
+        (known.pieces if known else AppendOnlyList[Piece]()).continue_from(mark.pieces, pieces),
         envelope,
     )
     return dialect.build(envelope.body, read.pieces, headers), read

@@ -15,13 +15,13 @@ T = TypeVar("T")
 
 
 class _Memory(list[T]):
-    """The items of several lists; only added to, by ``GrowingList``."""
+    """The items of several lists; only added to, by ``AppendOnlyList``."""
 
-    led: tuple[int, GrowingList[T]] | None = None
-    """The last list that ``GrowingList.led_by`` made of these, and from which item on."""
+    led: tuple[int, AppendOnlyList[T]] | None = None
+    """The last list that ``AppendOnlyList.prefixed`` made of these, and from which item on."""
 
 
-class GrowingList(Sequence[T]):
+class AppendOnlyList(Sequence[T]):
     """A list, with as much of the memory as it has items."""
 
     __slots__ = ("_length", "_memory")
@@ -32,24 +32,24 @@ class GrowingList(Sequence[T]):
         self._memory: _Memory[T] = _Memory(items)
         self._length = len(self._memory)
 
-    def continue_from(self, length: int, added: Sequence[T] = ()) -> GrowingList[T]:
+    def continue_from(self, length: int, added: Sequence[T] = ()) -> AppendOnlyList[T]:
         """Return the first ``length`` items of this list, and ``added`` behind them."""
         memory = self._memory
         if length < len(memory):  # not shared even if nothing is added: it would keep the rest too
             memory = _Memory(memory[:length])
         memory += added
-        found: GrowingList[T] = object.__new__(GrowingList)
+        found: AppendOnlyList[T] = object.__new__(AppendOnlyList)
         found._memory, found._length = memory, length + len(added)
         return found
 
-    def led_by(self, first: T, start: int = 0) -> GrowingList[T]:
+    def prefixed(self, first: T, start: int = 0) -> AppendOnlyList[T]:
         """Return ``first``, and the items from ``start`` on. It continues what was returned last of
         the same memory, if that began in the same way.
         """
         wanted = 1 + self._length - start
-        begun, led = self._memory.led or (start, GrowingList[T]())
+        begun, led = self._memory.led or (start, AppendOnlyList[T]())
         if begun != start or not led or led[0] != first:
-            led = GrowingList((first, *self[start:]))
+            led = AppendOnlyList((first, *self[start:]))
         elif len(led) < wanted:
             led = led.continue_from(len(led), self[start + len(led) - 1 :])
         self._memory.led = start, led
@@ -57,7 +57,7 @@ class GrowingList(Sequence[T]):
 
     def count_shared(self, other: Sequence[T]) -> int:
         """Return how many leading items are known to be the same: they are the same memory."""
-        if not isinstance(other, GrowingList) or other._memory is not self._memory:
+        if not isinstance(other, AppendOnlyList) or other._memory is not self._memory:
             return 0
         return min(self._length, other._length)
 

@@ -12,7 +12,12 @@ import pytest
 from runners.gateway.dialects.contract import ParsedRequest
 from runners.gateway.dialects.endpoints import DIALECTS
 from runners.gateway.refusal import Refused
-from runners.gateway.texts.known_bodies import MAX_BODIES, MAX_BYTES, KnownBodies, read_continuation
+from runners.gateway.texts.request_cache import (
+    MAX_BODIES,
+    MAX_BYTES,
+    RequestCache,
+    read_continuation,
+)
 from runners.gateway.texts.text_work import parse_continuation, parse_request
 from tests.fakes.fuzzed_bodies import CONVERSATION, FuzzedAgent, damage
 from tests.fakes.running_gateway import make_limits, user
@@ -42,7 +47,7 @@ def read_whole(path: str, body: bytes) -> str:
         return refusal(error)
 
 
-def read_next(known: KnownBodies, path: str, body: bytes, counted: Counter[str]) -> str:
+def read_next(known: RequestCache, path: str, body: bytes, counted: Counter[str]) -> str:
     """Return the same, read with what is known, as a session does."""
     try:
         found = known.find(path, body, DIALECTS[path].conversation)
@@ -68,7 +73,7 @@ def fuzz(seed: int, turns: int) -> Counter[str]:
     """Read bodies of several agents of one session; return how they were read."""
     rng = random.Random(seed)
     counted: Counter[str] = Counter()
-    known, agents = KnownBodies(), [FuzzedAgent(rng, rng.choice([*CONVERSATION]))]
+    known, agents = RequestCache(), [FuzzedAgent(rng, rng.choice([*CONVERSATION]))]
     for _ in range(turns):
         agent = rng.choice(agents)
         chance = rng.random()
@@ -117,11 +122,11 @@ def conversation(turns: int, **more: object) -> bytes:
     return orjson.dumps({"model": "m", "max_tokens": 9, "messages": messages, **more})
 
 
-def read_after(*bodies: bytes, limits: object = LIMITS) -> tuple[KnownBodies, int]:
+def read_after(*bodies: bytes, limits: object = LIMITS) -> tuple[RequestCache, int]:
     """Read bodies one after the other; return the known ones, and the items of the last body that
     were known before it.
     """
-    known, items = KnownBodies(), 0
+    known, items = RequestCache(), 0
     for body in bodies:
         found = known.find("/v1/messages", body, "messages")
         items = found.items
@@ -166,7 +171,7 @@ def test_what_a_session_keeps_is_bounded() -> None:
     ],
 )
 def test_a_conversation_that_comes_twice_is_read_as_a_whole(body: bytes) -> None:
-    known, counted = KnownBodies(), Counter[str]()
+    known, counted = RequestCache(), Counter[str]()
     for _ in range(2):
         assert read_next(known, "/v1/messages", body, counted) == read_whole("/v1/messages", body)
     assert counted["read in part"] == 0
@@ -181,7 +186,7 @@ def test_no_bracket_or_quote_of_a_continuation_can_differ_unseen(path: str) -> N
     body, counted = agent.body(), Counter[str]()
     for at in (at for at, byte in enumerate(body) if byte in b'[]{},:"'):
         for other in b'[}," 0':
-            known = KnownBodies()
+            known = RequestCache()
             read_next(known, path, first, counted)
             changed = body[:at] + bytes([other]) + body[at + 1 :]
             assert read_next(known, path, changed, counted) == read_whole(path, changed), changed
@@ -197,7 +202,7 @@ def test_the_limit_on_nesting_is_that_of_whole_bodies(depth: int, brackets: int)
     flat, deep = ",".join(["[]"] * brackets), "[" * (depth - 6) + "]" * (depth - 6)
     first = conversation(2)
     body = first.removesuffix(b"]}") + call(f"[{flat},{deep}]").encode() + b"}"
-    known, counted = KnownBodies(), Counter[str]()
+    known, counted = RequestCache(), Counter[str]()
     read_next(known, "/v1/messages", first, counted)
     assert read_next(known, "/v1/messages", body, counted) == read_whole("/v1/messages", body)
     goes_on = body.removesuffix(b"]}") + b',{"role":"user","content":"y"}]}'

@@ -27,7 +27,7 @@ PER_OPEN = 2
 """... so many for each that is open, since the pause is as long as they are many."""
 
 
-class GarbageCollector:
+class GcTuning:
     """Python's collector, as the process of a gateway uses it."""
 
     def __init__(self) -> None:
@@ -36,16 +36,12 @@ class GarbageCollector:
         self._ended = 0
         """Sessions since all was looked through."""
 
-    def leave_out(self) -> None:
-        """Leave out what is there now: to walk through all that is imported takes 0.1 s."""
-        gc.collect()
-        gc.freeze()
-
-    def bound_pauses(self) -> None:
+    def freeze(self) -> None:
         """Leave out what is there now, and from now on what survives a full collection."""
-        self.leave_out()
+        gc.collect()  # first: what is frozen is never freed, garbage included
+        gc.freeze()
         gc.set_threshold(*COLLECTIONS)
-        gc.callbacks.append(self._freeze)
+        gc.callbacks.append(self._freeze_survivors)
         self._imported = gc.get_freeze_count()
 
     def collect_rest(self, open_sessions: int) -> None:
@@ -66,10 +62,10 @@ class GarbageCollector:
         if not open_sessions:
             self._imported = gc.get_freeze_count()
 
-    def _freeze(self, phase: str, info: dict[str, Any]) -> None:
+    def _freeze_survivors(self, phase: str, info: dict[str, Any]) -> None:
         if phase == "stop" and info["generation"] == 2:
             gc.freeze()
 
 
-COLLECTOR = GarbageCollector()
+COLLECTOR = GcTuning()
 """Of this process: there is one."""

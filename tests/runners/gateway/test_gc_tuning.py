@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from runners.gateway import garbage
-from runners.gateway.garbage import GarbageCollector
+from runners.gateway import gc_tuning
+from runners.gateway.gc_tuning import GcTuning
 
 
 @pytest.fixture
-def collector() -> Iterator[GarbageCollector]:
+def collector() -> Iterator[GcTuning]:
     thresholds, callbacks = gc.get_threshold(), list(gc.callbacks)
-    yield GarbageCollector()
+    yield GcTuning()
     gc.callbacks[:] = callbacks
     gc.unfreeze()
     gc.freeze()  # what tests/conftest.py has left out, too
@@ -30,20 +30,20 @@ class Cycle:
 
 
 def test_a_full_collection_leaves_out_what_survived_the_one_before(
-    collector: GarbageCollector,
+    collector: GcTuning,
 ) -> None:
-    collector.bound_pauses()
+    collector.freeze()
     held = [[] for _ in range(1000)]  # type: ignore[var-annotated]
     gc.collect()
     assert all(each not in _walked() for each in map(id, held))
-    assert gc.get_threshold() == garbage.COLLECTIONS
+    assert gc.get_threshold() == gc_tuning.COLLECTIONS
 
 
 def test_cycles_that_were_left_out_are_freed_when_no_session_is_open(
-    collector: GarbageCollector,
+    collector: GcTuning,
 ) -> None:
-    collector.bound_pauses()
-    held = [Cycle() for _ in range(garbage.LEFT_OUT)]
+    collector.freeze()
+    held = [Cycle() for _ in range(gc_tuning.LEFT_OUT)]
     freed = weakref.ref(held[0])
     gc.collect()
     held.clear()
@@ -52,24 +52,11 @@ def test_cycles_that_were_left_out_are_freed_when_no_session_is_open(
     collector.collect_rest(0)
     assert freed() is None
     assert not any(isinstance(each, Cycle) for each in gc.get_objects())
-    assert len(_walked()) < garbage.LEFT_OUT, "what survives is left out again"
+    assert len(_walked()) < gc_tuning.LEFT_OUT, "what survives is left out again"
 
 
-def test_a_process_without_sessions_leaves_out_only_what_was_there_at_its_start(
-    collector: GarbageCollector,
-) -> None:
-    before = Cycle()
-    collector.leave_out()
-    freed = weakref.ref(held := Cycle())
-    gc.collect()
-    assert id(before) not in _walked()
-    del held
-    gc.collect()
-    assert freed() is None
-
-
-def test_little_is_not_looked_for(collector: GarbageCollector) -> None:
-    collector.bound_pauses()
+def test_little_is_not_looked_for(collector: GcTuning) -> None:
+    collector.freeze()
     freed = weakref.ref(held := Cycle())
     gc.collect()
     del held
@@ -78,13 +65,13 @@ def test_little_is_not_looked_for(collector: GarbageCollector) -> None:
 
 
 def test_they_are_freed_after_many_sessions_where_one_is_always_open(
-    collector: GarbageCollector,
+    collector: GcTuning,
 ) -> None:
-    collector.bound_pauses()
+    collector.freeze()
     freed = weakref.ref(held := Cycle())
     gc.collect()
     del held
-    for _ in range(garbage.ENDED - 1):
+    for _ in range(gc_tuning.ENDED - 1):
         collector.collect_rest(1)
     assert freed() is not None
     collector.collect_rest(1)
@@ -92,16 +79,16 @@ def test_they_are_freed_after_many_sessions_where_one_is_always_open(
 
 
 def test_the_more_sessions_are_open_the_rarer_is_the_long_pause(
-    collector: GarbageCollector,
+    collector: GcTuning,
 ) -> None:
-    collector.bound_pauses()
+    collector.freeze()
     freed = weakref.ref(held := Cycle())
     gc.collect()
     del held
-    for _ in range(2 * garbage.ENDED):
-        collector.collect_rest(garbage.ENDED + 1)
+    for _ in range(2 * gc_tuning.ENDED):
+        collector.collect_rest(gc_tuning.ENDED + 1)
     assert freed() is not None
-    collector.collect_rest(garbage.ENDED)
+    collector.collect_rest(gc_tuning.ENDED)
     assert freed() is None
 
 
