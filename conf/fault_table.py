@@ -21,7 +21,7 @@ Boundary = Literal[
     "weights",
     "dump",
 ]
-"""A call that a rollout or its run makes; ``docs/fault_plans.md`` says which."""
+"""A call that a rollout or its run makes; ``docs/when_it_fails.md`` says which."""
 
 FaultKind = Literal[
     "error",
@@ -41,7 +41,7 @@ FaultKind = Literal[
     "disk_full",
     "clock_jump",
 ]
-"""A kind of fault; ``docs/fault_plans.md`` describes each."""
+"""A kind of fault; ``docs/when_it_fails.md`` describes each."""
 
 
 def _kinds(*what: FaultKind) -> frozenset[FaultKind]:

@@ -28,6 +28,7 @@ pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+ENDPOINTS = "Measure or record a model behind an API of texts"
 SERVED = "http://127.0.0.1:30000"
 
 
@@ -45,7 +46,9 @@ async def test_training_on_an_own_repository_goes_as_its_guide_says(place: Path)
     copytree(ROOT / "examples" / "own_repository", place, dirs_exist_ok=True)
     async with ScriptedEngine() as engine:
         engine.context_length = 40960
-        printed = await follow(DOCS / "own_tasks.md", place, {SERVED: engine.url})
+        printed = await follow(
+            DOCS / "tasks.md", place, {SERVED: engine.url}, "Train on your own repository"
+        )
         assert engine.seen.requests == [], "a dry run samples nothing"
     assert "no problems found" in printed[-1]
     assert "160 rollouts: 20 steps × 1 tasks × 8" in printed[-1]
@@ -109,7 +112,9 @@ async def test_a_served_model_gets_exactly_the_documented_sampling(place: Path) 
         engine.context_length = 40960
         engine.long_s = 1.0
         engine.always = Completion("I give up.<|im_end|>")
-        printed = await follow(DOCS / "evaluate.md", place, {SERVED: engine.url})
+        printed = await follow(
+            DOCS / "evaluate.md", place, {SERVED: engine.url}, "Measure a served model"
+        )
         asked = [
             request["sampling_params"]
             for request in engine.seen.requests
@@ -135,7 +140,7 @@ async def test_endpoints_are_evaluated_as_their_guide_says(place: Path) -> None:
             "http://127.0.0.1:8080": openai.url,
             "http://127.0.0.1:8090": anthropic.url,
         }
-        printed = await follow(DOCS / "endpoints.md", place, addresses)
+        printed = await follow(DOCS / "evaluate.md", place, addresses, ENDPOINTS)
     assert "engine: token ids  ok: not known: nothing can be trained" in printed[0]
     assert "token ids and logprobs are not known" in printed[1]
     sent = openai.requests[-1]

@@ -103,7 +103,7 @@ def test_every_folder_of_the_runners_has_a_short_readme() -> None:
 
 
 def test_the_readme_is_short() -> None:
-    assert len(lines(ROOT / "README.md")) <= 200
+    assert len(lines(ROOT / "README.md")) <= 80
 
 
 def test_the_readme_names_every_dependency() -> None:

@@ -1,4 +1,4 @@
-"""List the benchmarks, run them, and write docs/performance.md of their outputs.
+"""List the benchmarks, run them, and write the second half of docs/figures.md: their outputs.
 
     python -m tests.benchmarks                       # lists them
     python -m tests.benchmarks run growth gateway    # or no name: all, some hours
@@ -26,22 +26,22 @@ from tests.benchmarks.catalogue import BENCHMARKS, Benchmark
 
 DOCS = Path(__file__).parents[2] / "docs"
 OUTPUTS = DOCS / "performance"
-PAGE = DOCS / "performance.md"
+PAGE = DOCS / "figures.md"
 PLOTS = {"growth": "growth.png"}
 
-HEAD = """# Performance
+HEAD = """## Performance
 
 Written by `python -m tests.benchmarks`: the newest output of each benchmark as it was printed,
 with its command. Compare figures within one output only; a load above the number of CPUs says
 that other work ran beside it, so that times by the clock are longer than on an idle machine.
-[Benchmarks](benchmarks.md) sums up what was found, also on other days.
+[Benchmarks](#benchmarks) sums up what was found, also on other days.
 """
 
 MEASURED = ("| benchmark | measures | baseline | limit |", "|---|---|---|---|")
 MISSING = ("| benchmark | measures | command |", "|---|---|---|")
-NOT_MEASURED = """## No output kept
+NOT_MEASURED = """### No output kept
 
-`python -m tests.benchmarks run NAME` adds one. [Benchmarks](benchmarks.md) has figures of most, of
+`python -m tests.benchmarks run NAME` adds one. [Benchmarks](#benchmarks) has figures of most, of
 other days.
 """
 
@@ -90,7 +90,7 @@ def run(benchmark: Benchmark) -> int:
 
 
 def write_page() -> None:
-    """Write the page of all outputs that are kept, and list the benchmarks that have none."""
+    """Write the part of the page about kept outputs, and list the benchmarks that have none."""
     kept = [each for each in BENCHMARKS if output_file(each).exists()]
     rows = [
         f"| [{each.name}](#{each.name}) | {each.measures} | {each.baseline} | {each.limit} |"
@@ -105,14 +105,16 @@ def write_page() -> None:
         if each not in kept
     ]
     parts.append("\n".join([*MISSING, *rows]))
-    PAGE.write_text("\n\n".join(part.rstrip("\n") for part in parts) + "\n", "utf-8")
+    before = PAGE.read_text("utf-8").partition(HEAD.partition("\n")[0] + "\n")[0]
+    written = "\n\n".join(part.rstrip("\n") for part in parts)
+    PAGE.write_text(f"{before}{written}\n", "utf-8")
 
 
 def _section(benchmark: Benchmark) -> str:
     """Return what is known of a benchmark."""
     head, _, output = output_file(benchmark).read_text("utf-8").partition("\n")
     parts = [
-        f"## {benchmark.name}",
+        f"### {benchmark.name}",
         f"{benchmark.measures[0].upper()}{benchmark.measures[1:]}. {head}.",
         f"`python -m tests.benchmarks.{benchmark.command}`",
         f"```text\n{output.rstrip()}\n```",

@@ -66,6 +66,6 @@ def test_a_sentence_over_two_keys_is_whole_at_both(tmp_path: Path) -> None:
 
 
 def test_a_page_is_that_of_the_longest_beginning_or_of_the_comment() -> None:
-    assert find_page("trainer.sft.path") == "teachers.md"
+    assert find_page("trainer.sft.path") == "algorithms.md"
     assert find_page("trainer.loss") == "algorithms.md"
     assert find_page("trainer.precision", "Numbers (docs/one_gpu.md).") == "one_gpu.md"

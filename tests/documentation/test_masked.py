@@ -1,4 +1,4 @@
-"""The page "why was my rollout masked?" knows every outcome and every reason of the code."""
+"""The section "why was my rollout masked?" knows every outcome and every reason of the code."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from runners.training.fanout import DropReason
 from tests.documentation.site import DOCS
 from tests.fakes.metrics_page import documented_metrics
 
-PAGE = (DOCS / "masked.md").read_text("utf-8")
+HEADING = "## Why was my rollout masked?"
+PAGE = (DOCS / "metrics.md").read_text("utf-8").partition(HEADING)[2]
 
 
 def rows(heading: str) -> dict[str, list[str]]:
     """Return the cells of a section's table after the first, by the first."""
-    section = re.split(r"^## ", PAGE, flags=re.M)
+    section = re.split(r"^### ", PAGE, flags=re.M)
     (text,) = (each for each in section if each.startswith(heading))
     cells = [
         [cell.strip() for cell in line.strip("|").split(" |")]

@@ -50,7 +50,7 @@ def test_the_navigation_has_the_kinds_of_pages_in_order() -> None:
 )
 def test_a_link_to_the_source_leads_to_the_repository(address: str, shown: str) -> None:
     text = "as [`x.py`](../runners/x.py) and [keys](keys.md#a) and ![p](../p.png)"
-    page = SimpleNamespace(file=SimpleNamespace(src_path="failures.md"))
+    page = SimpleNamespace(file=SimpleNamespace(src_path="when_it_fails.md"))
     assert on_page_markdown(text, page=page, config={"repo_url": address}, files=None) == shown
 
 

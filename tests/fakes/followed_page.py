@@ -12,10 +12,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-async def follow(page: Path, place: Path, addresses: Mapping[str, str]) -> list[str]:
+async def follow(
+    page: Path, place: Path, addresses: Mapping[str, str], section: str = ""
+) -> list[str]:
     """Run every ``sh`` block of a page in order; return what each printed on stdout.
 
-    ``addresses``: the page's addresses, and those of the servers in their place.
+    ``addresses``: the page's addresses, and those of the servers in their place. ``section``: only
+    the blocks below this heading of the second level.
     """
     shim = place.parent / "bin"
     shim.mkdir()
@@ -32,6 +35,9 @@ async def follow(page: Path, place: Path, addresses: Mapping[str, str]) -> list[
     }
     printed = []
     text = page.read_text("utf-8")
+    if section:
+        text = text.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+        assert text, f"{page.name} has no section {section!r}"
     for address, served in addresses.items():
         text = text.replace(address, served)
     for block in re.findall(r"^```sh\n(.*?)^```$", text, re.M | re.S):

@@ -58,7 +58,7 @@ def detect_schema(fields: Fields) -> Schema:
         )
     raise ValueError(
         "its grading is unknown: it needs FAIL_TO_PASS and test_patch (SWE-bench), "
-        "run_script and parser_script (SWE-bench-Pro), eval_cmd, or f2p_script; docs/data.md has "
+        "run_script and parser_script (SWE-bench-Pro), eval_cmd, or f2p_script; docs/tasks.md has "
         "the other formats"
     )
 

@@ -17,7 +17,7 @@ class DatasetReader(Protocol):
     """Reads a dataset; the same path yields the same rows in the same order."""
 
     def __call__(self, path: Path) -> Iterable[Mapping[str, Any]]:
-        """Yield the rows of ``task.path``, each in one of the schemas of docs/data.md."""
+        """Yield the rows of ``task.path``, each in one of the schemas of docs/tasks.md."""
         ...
 
 
