@@ -77,7 +77,9 @@ async def test_one_address_serves_the_sessions_of_both_processes(tmp_path: Path)
                 await agent.ask([*first, echo(answer), user("more")])
                 stats = await admin.stats(f"s{number}")
                 assert (stats["turns"], stats["breaks"]) == (2, [])
-            for key in ("01-nobody", "nobody", f"01-{keys[0][3:]}"):
+            at = replica_of(keys[0])
+            assert at is not None
+            for key in ("01-nobody", "nobody", f"{1 - at:02d}{keys[0][2:]}"):
                 status, _ = await Agent(gateway, "none", key).post("/v1/messages", {})
                 assert status == 401
             bearer = {"authorization": f"Bearer {admin.admin_key}"}

@@ -61,8 +61,8 @@ class GatewayHooks:
     """Return the engine to ask instead of the client of ``engine_url``."""
     server_class: type[GatewayServer] = GatewayServer
     text_processes: bool = True
-    """Whether processes work on long texts. Without them the loop does: where nobody else waits for
-    it, the second that each process takes to start is saved.
+    """Let processes work on long texts. Without them the loop does: where nobody else waits for it,
+    the second that each process takes to start is saved.
     """
 
 

@@ -65,7 +65,7 @@ def test_a_report_has_the_comparison_with_another_run_as_json(
     after = evaluate(tmp_path / "after", [False, True])
     shown = agentrl("report", str(after), "--against", str(before), "--json")
     document = json.loads(shown.stdout)
-    assert "against-another-run" in Path(document["report"]).read_text("utf-8")
+    assert '"against":{"label":"before"' in Path(document["report"]).read_text("utf-8")
     pair = document["against"]
     assert (pair["run"], pair["against"], pair["tasks"]) == ("after", "before", 2)
     assert (pair["lost"], pair["gained"]) == (["repository__issue-0"], ["repository__issue-1"])

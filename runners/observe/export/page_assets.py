@@ -73,7 +73,8 @@ def build_document_page(title: str, document: Mapping[str, Any]) -> str:
 def make_block(kind: str, text: str, more: str = "") -> str:
     """Return a block of JSON without any ``<``, so that no ``</script>`` in it ends the block."""
     text = text.replace("<", "\\u003c")
-    return f'<script type="application/json" class="{kind}" {more}>{text}</script>\n'
+    opening = " ".join(filter(None, (f'class="{kind}"', more)))
+    return f'<script type="application/json" {opening}>{text}</script>\n'
 
 
 def _inline(scripts: Sequence[str]) -> dict[str, str]:

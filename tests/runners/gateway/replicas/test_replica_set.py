@@ -17,9 +17,8 @@ from runners.gateway.settings import GatewaySettings
 from runners.records.store.run_store import RunStore
 from tests.fakes.replicated_gateway import Replicated, replicated_gateway
 from tests.fakes.running_gateway import Agent, user
-from tests.runners.gateway.replicas.test_replicas import converse, http, open_agent, settings
+from tests.runners.gateway.replicas.agents import converse, open_agent
 
-__all__ = ["http", "settings"]
 pytestmark = pytest.mark.integration
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
@@ -13,7 +12,7 @@ import httpx
 import pytest
 
 import agentrl
-from agentrl.testing.completions import Completion, spoken
+from agentrl.testing.completions import Completion
 from agentrl.testing.scripted_engine import ScriptedEngine
 from runners.gateway.client import GatewayAdmin
 from runners.gateway.gateway_error import GatewayError
@@ -29,61 +28,11 @@ from tests.fakes.running_gateway import (
     Agent,
     Gateway,
     deliver_listener,
-    echo,
-    results,
     running_gateway,
     settings_for,
     user,
 )
-
-CALL = spoken(
-    [
-        {"type": "text", "text": "I look."},
-        {"type": "tool_use", "name": "Bash", "input": {"command": "ls"}},
-    ]
-)
-
-
-@pytest.fixture
-def settings(engine: ScriptedEngine, tokenizer_dir: Path, tmp_path: Path) -> GatewaySettings:
-    run_dir = tmp_path / "run"
-    RunStore.create(run_dir, {}).close()
-    engine.always = Completion(CALL)
-    return settings_for(engine.url, tokenizer_dir, run_dir, keep_rollouts=True)
-
-
-@pytest.fixture
-async def admin(settings: GatewaySettings) -> AsyncIterator[GatewayAdmin]:
-    """Serve two processes' gateways."""
-    async with inline_replicas(settings) as admin:
-        yield admin
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession() as http:
-        yield http
-
-
-async def open_agent(
-    admin: GatewayAdmin, http: aiohttp.ClientSession, name: str, task: str | None = None
-) -> Agent:
-    """Open a session, and return an agent at the URL of its process."""
-    made, key = await admin.create_session(name, task=task, seed=int(name[1:]))
-    home = admin.home(made)
-    gateway = Gateway(home.url, str(home.control), admin, admin.admin_key, Path(), http)
-    return Agent(gateway, made, key)
-
-
-async def converse(agent: Agent, *, stream: bool, turns: int = 3) -> None:
-    """Take turns, each of which continues the one before."""
-    messages = [user(f"Task of {agent.session_id}.")]
-    for _ in range(turns):
-        if stream:
-            events = await agent.stream(agent.body(messages))
-            assert events[-1]["type"] == "message_stop"
-        answer = await agent.ask(messages)  # of a turn that was streamed: the same answer again
-        messages += [echo(answer), results(answer, "calc.py")]
+from tests.runners.gateway.replicas.agents import CALL, converse, open_agent
 
 
 def asked(engine: ScriptedEngine) -> Counter[str]:
