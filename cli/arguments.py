@@ -113,8 +113,6 @@ CommandAndOverrides = Annotated[
         show_default=False,
     ),
 ]
-NO_TRAINING = ("run.steps=0", "run.eval_tasks=0")
-"""Overrides that switch off the parts of the configuration that only a campaign has."""
 
 
 def split_command(words: list[str]) -> tuple[str | None, list[str]]:
@@ -128,7 +126,7 @@ def split_command(words: list[str]) -> tuple[str | None, list[str]]:
             from runners.campaigns.evaluation.benchmarks import find_benchmark
 
             found = find_benchmark(benchmark)
-            return found.name, [f"task={found.task}", *NO_TRAINING, *overrides]
+            return found.name, found.overrides(overrides)
         case ["eval"]:
             from runners.campaigns.evaluation.benchmarks import find_benchmark
 

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.arguments import CommandAndOverrides, ConfigDir, Json, examples, split_command
-from cli.invocation import print_json, report_warning, stderr, stdout
-from cli.task_counts import count_sets, describe_sets
+from cli.invocation import print_json, stderr, stdout
+from cli.task_counts import describe_sets
 from cli.upgrade import compare_versions, compare_with_recordings
 
 if TYPE_CHECKING:
-    from cli.task_counts import Reports
     from conf.errors import AgentrlError
     from conf.schema import Config
     from launch.preflight import Problem
+    from runners.campaigns.execution import Reports
     from runners.campaigns.jobs import Job
     from runners.campaigns.preflight.agent_turn import AgentTurn
-    from runners.engines.server_check import CheckResult
+    from runners.campaigns.preflight.run_check import EngineReport
 
 EXAMPLES = examples(
     "agentrl check",
@@ -74,11 +74,11 @@ def check(
     With harness=claude_code@VERSION or codex@VERSION alone it replays a recording that comes with
     agentrl instead: what does that version change? Exit code 1: training signal is lost.
     """
-    from cli.start import find_start_errors, refuse_start
     from launch.job_preflight import find_job_problems
     from launch.plan import plan_job
     from launch.preflight import find_problems
     from launch.requirements import warn_of_unmet
+    from runners.campaigns.execution import find_start_errors, refuse_start
     from runners.campaigns.jobs import new_jobs
     from runners.campaigns.preflight.start_check import find_device_errors
     from runners.tasks.sets.task_sets import check_sets
@@ -126,6 +126,7 @@ def check(
 
 def _warn_about_canaries(config: Config, sets: Reports) -> None:
     """Name the number of tasks on which solved patches will stay unverified."""
+    from runners.observe.live.console import report_warning
     from runners.tasks.grading.canaries.coverage import count_uncheckable
 
     for key, report in sets.items():
@@ -140,18 +141,10 @@ def _warn_about_canaries(config: Config, sets: Reports) -> None:
 
 def _install(jobs: list[Job]) -> list[AgentrlError]:
     """Install the agent programs that are missing; return what went wrong."""
-    from conf.errors import AgentrlError
-    from conf.sections.harness import name_program
-    from runners.rollouts.harnesses.registry import install_harness
+    from runners.campaigns.preflight.run_check import install_programs
 
-    errors: list[AgentrlError] = []
-    for harness in dict.fromkeys(job.config.harness for job in jobs):
-        with stderr().status(f"{name_program(harness)}: looking for the program…"):
-            try:
-                install_harness(harness)
-            except AgentrlError as error:
-                errors.append(error)
-    return errors
+    with stderr().status("looking for agent programs…") as status:
+        return install_programs((job.config for job in jobs), show=status.update)
 
 
 def _distinct(configs: list[Config]) -> list[Config]:
@@ -163,7 +156,7 @@ def _distinct(configs: list[Config]) -> list[Config]:
     return list(found.values())
 
 
-def _take_turn(config: Config, *, show_engine: bool) -> tuple[list[CheckResult], AgentTurn]:
+def _take_turn(config: Config, *, show_engine: bool) -> tuple[EngineReport, AgentTurn]:
     """Check the engine, and let the agent program take one turn."""
     import tempfile
 
@@ -177,7 +170,7 @@ def _take_turn(config: Config, *, show_engine: bool) -> tuple[list[CheckResult],
         stderr().status(f"engine={config.engine.kind}: trying what a run needs…") as status,
     ):
 
-        def report(engine: list[CheckResult]) -> None:
+        def report(engine: EngineReport) -> None:
             status.update(f"{name_program(config.harness)}: one turn…")
             if show_engine:
                 _show_engine(engine)
@@ -186,6 +179,8 @@ def _take_turn(config: Config, *, show_engine: bool) -> tuple[list[CheckResult],
 
 
 def _warn_about_length(config: Config, found: AgentTurn) -> None:
+    from runners.observe.live.console import report_warning
+
     limit = config.model.max_context_tokens
     if found.prompt_tokens is not None and found.prompt_tokens > limit:
         report_warning(
@@ -198,11 +193,13 @@ def _show_tasks_only(sets: Reports, problems: list[Problem], *, as_json: bool) -
     if as_json:
         found = [{"fatal": p.fatal, "message": p.message} for p in problems]
         print_json({**describe_sets(sets), "problems": found, "exit_code": 0})
-    elif not sets:
+        return
+    from runners.campaigns.execution import count_sets
+
+    if not sets:
         stdout().print("tasks not read here")
-    else:
-        for use, number in count_sets(sets):
-            stdout().print(use, number)
+    for use, number in count_sets(sets):
+        stdout().print(use, number)
 
 
 def _document(
@@ -210,7 +207,7 @@ def _document(
     problems: list[Problem],
     found: AgentTurn,
     sets: Reports,
-    engine: list[CheckResult],
+    engine: EngineReport,
 ) -> dict[str, Any]:
     return {
         "engine": {f.name: {"ok": f.ok, "detail": f.detail} for f in engine},
@@ -226,7 +223,7 @@ def _document(
     }
 
 
-def _show_engine(results: list[CheckResult]) -> None:
+def _show_engine(results: EngineReport) -> None:
     for result in results:
         # A fatal failure is printed once only, as the error of the command.
         state = "ok" if result.ok else "warning" if not result.fatal else "problem, see below"
@@ -240,6 +237,7 @@ def _show(config: Config, found: AgentTurn, sets: Reports) -> None:
 
     from conf.sections.cluster_model import ClusterModel
     from conf.sections.harness import name_program
+    from runners.campaigns.execution import count_sets
 
     table = Table.grid(padding=(0, 2))
     for use, number in count_sets(sets):

@@ -18,14 +18,10 @@ from cli.invocation import (
     can_resume,
     print_json,
     report_error,
-    report_head,
-    report_problems,
-    report_warning,
     stderr,
     stdout,
 )
 from cli.job_view import JobView
-from cli.start import find_start_errors
 from conf.errors import AgentrlError, ExitCode
 from conf.keys import flatten
 from conf.sections.cluster import ClusterLaunchConfig
@@ -35,9 +31,11 @@ from launch.job_follower import JobFollower, JobStatus
 from launch.job_preflight import find_job_problems
 from launch.plan import plan_job
 from launch.plan_table import render_job
-from launch.preflight import Problem
+from launch.preflight import Problem, refuse_fatal
 from launch.running_job import RunningJob, find_running_job
+from runners.campaigns.execution import find_start_errors, report_head
 from runners.campaigns.jobs import Job, JobError, cluster_config
+from runners.observe.live.console import report_warning
 
 _DIFFERENCES_SHOWN = 3
 
@@ -110,7 +108,10 @@ class ClusterRun:
 
         Raises AgentrlError.
         """
-        report_problems(self._find_problems())
+        problems = self._find_problems()
+        refuse_fatal(problems)
+        for problem in problems:
+            report_warning(problem.message)
         for fault in self._plan.memory.faults:
             report_warning(fault)
         running = self._find_running()

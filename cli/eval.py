@@ -13,7 +13,6 @@ from cli.invocation import (
     can_resume,
     print_json,
     report_error,
-    report_head,
     stderr,
 )
 from cli.report import offer_report
@@ -79,8 +78,8 @@ def evaluate(
     at the end.
     """
     invocation: Invocation = context.obj
-    from cli.execution import check_evaluations
     from runners.campaigns.evaluation.benchmarks import find_benchmark
+    from runners.campaigns.execution import check_evaluations
     from runners.campaigns.jobs import new_jobs, resumed_job
 
     found = find_benchmark(benchmark)
@@ -131,8 +130,8 @@ def _evaluate(
     benchmark: Benchmark, job: Job, invocation: Invocation
 ) -> tuple[dict[str, Any], bool]:
     """Run an evaluation; return its document, and whether the user asked to stop."""
-    from cli.execution import execute_evaluation
     from runners.campaigns.evaluation.table import render_report
+    from runners.campaigns.execution import execute_evaluation
 
     invocation.run_dir = job.run_dir
     result = execute_evaluation(benchmark, job)
@@ -150,6 +149,7 @@ def _calibrate(
     """Run a calibration; return its document, and whether the user asked to stop."""
     from runners.campaigns.evaluation.calibration import calibrate
     from runners.campaigns.evaluation.table import render_calibration
+    from runners.campaigns.execution import report_head
 
     invocation.run_dir = job.run_dir
     report_head(job.config, job.run_dir, uses_policy=False)

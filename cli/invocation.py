@@ -15,12 +15,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from conf.errors import AgentrlError, ExitCode, error_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from rich.console import Console
-
-    from conf.schema import Config
-    from launch.preflight import Problem
 
 
 SHOWN = 18
@@ -169,38 +166,3 @@ def report_each(report: Callable[[str], None], messages: Sequence[str]) -> None:
         report(message)
     if (more := len(messages) - SHOWN) > 0:
         report(f"and {more:,} more")
-
-
-def report_warning(message: str) -> None:
-    """Print a warning of one line to stderr, in yellow."""
-    from runners.records.printable import make_printable
-
-    console = stderr()
-    console.print("warning:", style="bold yellow", end=" ")
-    console.print(make_printable(message), style="yellow", soft_wrap=True)
-
-
-def report_problems(problems: Iterable[Problem]) -> None:
-    """Print the warnings among ``problems``; raises PreflightError with the fatal ones instead."""
-    from launch.preflight import refuse_fatal
-
-    problems = list(problems)
-    refuse_fatal(problems)
-    for problem in problems:
-        report_warning(problem.message)
-
-
-def report_head(config: Config, path: Path, *, uses_policy: bool = True) -> None:
-    """Print the run directory to stderr and, if a policy takes part, the numbers that decide."""
-    from conf.exactness import describe_inexactness
-    from conf.key_numbers import find_key_numbers
-    from runners.records.printable import make_printable
-
-    console = stderr()
-    console.print("run directory", style="bright_black", end=" ")
-    console.print(make_printable(str(path)), soft_wrap=True)
-    if not uses_policy:
-        return
-    console.print(find_key_numbers(config).line(), style="bright_black", soft_wrap=True)
-    if (inexact := describe_inexactness(config)) is not None:
-        console.print(inexact, style="yellow", soft_wrap=True)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from cli.arguments import Json, RunDir, examples
-from cli.invocation import Invocation, print_json, report_warning, stderr
+from cli.invocation import Invocation, print_json, stderr
 
 EXAMPLES = examples(
     "agentrl report runs/20260101-120000-linear",
@@ -66,4 +66,6 @@ def offer_report(run_dir: Path, invocation: Invocation) -> None:
         else:
             stderr().print(f"for a report: agentrl report {run_dir}", soft_wrap=True)
     except Exception as error:  # the top of the report
+        from runners.observe.live.console import report_warning
+
         report_warning(f"no report: {invocation.classify(error)[1]}")

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from cli.task_counts import Reports
     from launch.local import LocalPlan
+    from runners.campaigns.execution import Reports
     from runners.campaigns.jobs import Job
 
 SEED = re.compile(r"\+*seed=")
@@ -131,7 +131,7 @@ def run(
 
 def _run_here(jobs: list[Job], invocation: Invocation, *, dry_run: bool, as_json: bool) -> int:
     """Run jobs on this machine, or show their plans; return the exit code."""
-    from cli.execution import check_campaigns
+    from runners.campaigns.execution import check_campaigns
 
     if dry_run:
         return _dry_run(jobs, as_json=as_json)
@@ -141,9 +141,9 @@ def _run_here(jobs: list[Job], invocation: Invocation, *, dry_run: bool, as_json
 
 def _dry_run(jobs: list[Job], *, as_json: bool) -> int:
     """Show the plans of jobs with all problems; return the exit code that the run would have."""
-    from cli.start import find_start_errors, report_examples, report_sets
     from launch.local import plan_local_run
     from launch.preflight import Problem
+    from runners.campaigns.execution import find_start_errors, report_examples, report_sets
 
     sets: list[Reports] = []
     errors = find_start_errors(jobs, note_sets=sets.append)
@@ -181,7 +181,7 @@ def _run_campaign_job(job: Job, invocation: Invocation) -> tuple[dict[str, Any],
 
     Raises AgentrlError if the job could not start.
     """
-    from cli.execution import execute_campaign
+    from runners.campaigns.execution import execute_campaign
 
     invocation.run_dir = job.run_dir
     result = execute_campaign(job)

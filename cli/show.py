@@ -60,9 +60,9 @@ def show(
         show_matrix(overrides or [], as_json=as_json)
         return
 
-    from cli.invocation import report_warning
     from conf.compose import compose_with_origins, to_json, to_yaml
     from conf.exactness import describe_inexactness
+    from runners.observe.live.console import report_warning
 
     config, origins = compose_with_origins(split_command(overrides or [])[1])
     if (inexact := describe_inexactness(config)) is not None:

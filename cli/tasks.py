@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
-from cli.arguments import NO_TRAINING, ConfigDir, Json, Overrides, examples
+from cli.arguments import ConfigDir, Json, Overrides, examples
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -115,8 +115,9 @@ def convert(
     Layers of trainers are removed, each row names its schema, and files beside the rows that they
     need are copied. Exit code 5: an entry is malformed; the other ones are written.
     """
-    from cli.invocation import print_json, report_each, report_error, report_warning
+    from cli.invocation import print_json, report_each, report_error
     from conf.errors import ConfigError, ExitCode
+    from runners.observe.live.console import report_warning
     from runners.tasks.sets.row_conversion import convert_rows
 
     config, listing, tasks = _read(path, overrides, _make_filter(match, state, schema, split))
@@ -164,6 +165,7 @@ def _read(
     from conf.compose import compose
     from conf.errors import ConfigError
     from conf.sections.task import JsonlTaskConfig
+    from runners.campaigns.evaluation.benchmarks import NO_TRAINING
     from runners.tasks.sets.listing import list_dataset
 
     if re.match(r"[\w.]+=", path) and not Path(path).exists():
@@ -194,9 +196,11 @@ def export_harbor(
 
     Exit code 5: some tasks have no such form; each is named.
     """
-    from cli.invocation import print_json, report_each, report_warning
+    from cli.invocation import print_json, report_each
     from conf.compose import compose
     from conf.errors import ExitCode
+    from runners.campaigns.evaluation.benchmarks import NO_TRAINING
+    from runners.observe.live.console import report_warning
     from runners.tasks.sets.suite_export import export_suite
 
     _check_choice("--split", split, SPLITS)

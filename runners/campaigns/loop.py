@@ -39,6 +39,7 @@ from runners.observe.live.under_way import read_overlapped
 from runners.observe.sinks.delivery import Ending
 from runners.observe.sinks.open_trackers import TrackerFeed
 from runners.observe.sinks.plugin_feed import SinkFeed
+from runners.records.checkpoints import CHECKPOINTS, Checkpoint
 from runners.records.routing import RoutingShape
 from runners.records.store.run_store import RunStore
 from runners.services.driver import Interrupted
@@ -63,7 +64,7 @@ class Campaign:
         *,
         trainer: Trainer,
         tokenizer: Path,
-        resumed: checkpoint.Checkpoint | None,
+        resumed: Checkpoint | None,
         served: int,
         recorded: RecordedSchedule | None,
         tasks: Sequence[Task],
@@ -226,7 +227,7 @@ class Campaign:
         await self._load_weights(saved)
         self._progress.add_step_metrics(step, metrics)
 
-    async def _load_weights(self, saved: checkpoint.Checkpoint) -> None:
+    async def _load_weights(self, saved: Checkpoint) -> None:
         """Load weights into the engine; in ``stream`` turns in flight go on with them."""
         engine, gateway = self._services.engine, self._services.context.gateway
         keep = self._config.run.overlap == "stream" and self._overlapping
@@ -272,7 +273,7 @@ class Campaign:
         In this order, and before a step deletes anything: the link leads to a checkpoint at any
         instant. It is a copy of what the store says, so a failure ends nothing.
         """
-        best, root = self._training.find_best(), self._store.run_dir / checkpoint.CHECKPOINTS
+        best, root = self._training.find_best(), self._store.run_dir / CHECKPOINTS
         if best is None:
             return
         with suppress(OSError):

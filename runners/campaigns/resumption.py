@@ -7,16 +7,16 @@ weights, and count as the run that it no longer is.
 from __future__ import annotations
 
 from runners.campaigns.overlap.run_schedule import find_staleness
-from runners.records.store.run_store import RunStore
-from runners.records.store.store_error import StoreError
-from runners.training.checkpoint import (
+from runners.records.checkpoints import (
     CHECKPOINTS,
-    OPTIMIZER,
     Checkpoint,
     CheckpointError,
     directory_name,
     find_latest,
 )
+from runners.records.store.run_store import RunStore
+from runners.records.store.store_error import StoreError
+from runners.training.checkpoint import OPTIMIZER
 
 REPLAY = "replay"
 """Event of a run that replays another one's schedule."""

@@ -23,6 +23,7 @@ from runners.observe.adviser.adviser import advise_run
 from runners.observe.figures.metrics import MetricsWriter
 from runners.observe.live.progress import Progress
 from runners.observe.live.result import CampaignResult, summarize
+from runners.records.checkpoints import CHECKPOINTS, Checkpoint, CheckpointError, find_latest
 from runners.records.store.run_store import RunStore
 from runners.services.dataset_check import note_duplicates
 from runners.services.driver import RunDriver, open_run
@@ -34,7 +35,6 @@ from runners.system.concurrency.task_group import task_group
 from runners.system.processes.ledger import Ledger
 from runners.system.processes.service import ServiceStarter
 from runners.tasks.sets.task_sets import load_tasks
-from runners.training import checkpoint
 from runners.training.ranks.client import Trainer, start_ranks
 from runners.training.ranks.settings import RankSettings
 
@@ -106,7 +106,7 @@ async def _open_campaign(
     """Start services, trainer and tasks side by side, from the newest checkpoint if there is one;
     yield the campaign and stop everything afterwards.
     """
-    saved = checkpoint.find_latest(store.run_dir / checkpoint.CHECKPOINTS)
+    saved = find_latest(store.run_dir / CHECKPOINTS)
     adapter = ADAPTER_NAME if find_served_lora(config) is not None else None
     version, served = find_served(config, store, saved)
     recorded = plan = None
@@ -145,9 +145,7 @@ async def _open_campaign(
         keep_examples(store, examples.result())
         note_duplicates(store, tasks.result())
         if adapter is not None:
-            first = (
-                store.run_dir / checkpoint.CHECKPOINTS / START if served is None else served.path
-            )
+            first = store.run_dir / CHECKPOINTS / START if served is None else served.path
             if saved is None:
                 await asyncio.to_thread(_save_adapters, trainer.result(), first)
             await services.result().engine.update_weights(first, version)
@@ -183,7 +181,7 @@ def _connect_teacher(config: Config, exits: AsyncExitStack) -> Teacher | None:
 async def _open_trainer(
     config: Config,
     policy: Policy,
-    saved: checkpoint.Checkpoint | None,
+    saved: Checkpoint | None,
     starter: ServiceStarter,
 ) -> Trainer:
     """Return the trainer, in this process or in those that ``starter`` starts and ends."""
@@ -215,7 +213,7 @@ def _save_adapters(trainer: Trainer, directory: Path) -> None:
     try:
         trainer.save_adapters(directory)
     except OSError as error:
-        raise checkpoint.CheckpointError(
+        raise CheckpointError(
             f"cannot write {directory}: {error}", ExitCode.SERVICE_GONE
         ) from error
 

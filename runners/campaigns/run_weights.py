@@ -9,7 +9,7 @@ from typing import Any
 
 from conf.errors import ConfigError
 from conf.schema import Config
-from runners.training.checkpoint import BEST, CHECKPOINTS, find_latest
+from runners.records.checkpoints import BEST, CHECKPOINTS, find_latest
 
 EXPORTED = "weights"
 """Directory of exported weights in a job's directory; ``export.sh`` writes them."""

@@ -20,6 +20,7 @@ from runners.campaigns.teaching import add_teacher_logprobs
 from runners.engines.teacher import Teacher
 from runners.observe.figures.curves import read_evaluations
 from runners.observe.live.progress import Progress
+from runners.records.checkpoints import CHECKPOINTS, Checkpoint, find_best
 from runners.records.routing import RoutingShape
 from runners.records.store.free_disk import measure_free_mb
 from runners.records.store.run_store import RunStore
@@ -107,11 +108,11 @@ class StepTraining:
             self._store.put_rollout(record)
         return metrics
 
-    async def save(self, step: int, metrics: dict[str, Any]) -> checkpoint.Checkpoint:
+    async def save(self, step: int, metrics: dict[str, Any]) -> Checkpoint:
         """Write the checkpoint of a trained step, then its row; return the checkpoint."""
         self._begin_phase("checkpoint")
         metrics["disk/free_mb"] = measure_free_mb(self._store.run_dir)
-        root = self._store.run_dir / checkpoint.CHECKPOINTS
+        root = self._store.run_dir / CHECKPOINTS
         saved = await asyncio.to_thread(
             self._trainer.save,
             root,
@@ -126,10 +127,10 @@ class StepTraining:
         await self._saved(saved.step)
         return saved
 
-    def find_best(self) -> checkpoint.Checkpoint | None:
+    def find_best(self) -> Checkpoint | None:
         """Return the checkpoint with the best evaluation, if there is one."""
-        root = self._store.run_dir / checkpoint.CHECKPOINTS
-        return checkpoint.find_best(root, dict(read_evaluations(self._store)))
+        root = self._store.run_dir / CHECKPOINTS
+        return find_best(root, dict(read_evaluations(self._store)))
 
     def _read(self, groups: StepGroups) -> StepSamples:
         """Return the samples of a step, read over a connection of the calling thread."""

@@ -18,9 +18,8 @@ from pathlib import Path
 from conf.sections.training import LoraConfig
 from runners.engines.connection import EngineClient
 from runners.engines.contract import EngineError
+from runners.records.checkpoints import ADAPTER
 
-ADAPTER = "adapter"
-"""Directory of the adapters in a checkpoint."""
 ADAPTER_NAME = "agentrl"
 """Name of a run's adapters at its engine."""
 LOAD_PATH = "/load_lora_adapter"

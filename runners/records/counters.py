@@ -7,7 +7,7 @@ written with.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 SUMMED_COUNTERS = (
@@ -38,3 +38,8 @@ def rename_counters(record: Mapping[str, Any], prefix: str = "") -> dict[str, An
     """
     today = {prefix + before: prefix + now for before, now in EARLIER_NAMES.items()}
     return {today.get(name, name): value for name, value in record.items()}
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """Return the arithmetic mean; None of nothing."""
+    return sum(values) / len(values) if values else None

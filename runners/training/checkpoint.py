@@ -1,10 +1,9 @@
 """Save and restore the local trainer: weights that an engine can load, their tokenizer, optimizer
 state, random state, and the step's metrics.
 
-``<run>/checkpoints/step-000012/`` holds the policy *after* twelve steps. Invariant: a directory of
-that name is complete. ``best`` beside it is a link to the one with the best evaluation. A
-checkpoint is written under another name, flushed to disk and renamed, and renamed
-back before it is deleted. Nothing is pickled.
+Invariant: a directory with a checkpoint's name (``records/checkpoints.py``) is complete. It is
+written under another name, flushed to disk and renamed, and renamed back before it is deleted.
+Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -12,72 +11,34 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conf.errors import AgentrlError, ExitCode
+from conf.errors import ExitCode
+from runners.records.checkpoints import (
+    BEST,
+    PARTIAL,
+    STATE,
+    Checkpoint,
+    CheckpointError,
+    directory,
+    find_complete,
+)
 
 if TYPE_CHECKING:  # a run looks for its checkpoint before torch is imported, which takes seconds
     import torch
 
     from runners.training.local import LocalTrainer
 
-CHECKPOINTS = "checkpoints"
-"""Directory of a run's checkpoints, in its run directory."""
-BEST = "best"
-"""Link to the checkpoint with the best evaluation, among the checkpoints."""
 OPTIMIZER = "optimizer.safetensors"
-STATE = "trainer_state.json"
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json"),
 )
 """Files of a tokenizer and its chat template in the Hugging Face layout; copied where present."""
-_PARTIAL = ".partial"
-
-
-class CheckpointError(AgentrlError):
-    """A checkpoint cannot be written (exit code 4: the run can be resumed) or read (5)."""
-
-    def __init__(self, message: str, exit_code: ExitCode = ExitCode.DATA_REFUSED) -> None:
-        self.exit_code = exit_code
-        super().__init__(message)
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A complete checkpoint on disk."""
-
-    path: Path
-    step: int
-    """Training steps done: the weight version."""
-
-    def state(self) -> dict[str, Any]:
-        """Return the ``state`` that ``save`` was given; raises CheckpointError."""
-        state: dict[str, Any] = self._document()["state"]
-        return state
-
-    def run_id(self) -> str | None:
-        """Return the id of the run that wrote it, None if it is older than ids of runs; raises
-        CheckpointError.
-        """
-        run_id: str | None = self._document().get("run")
-        return run_id
-
-    def _document(self) -> dict[str, Any]:
-        try:
-            document: dict[str, Any] = json.loads((self.path / STATE).read_text())
-            document["state"]["metrics"]  # the first thing that a resumed run reads
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(
-                f"checkpoint {self.path} is damaged ({error}): restore it from a copy, or "
-                "remove it and add --rewind"
-            ) from error
-        return document
 
 
 def save(
@@ -99,10 +60,10 @@ def save(
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    final = _directory(root, step)
-    partial = final.with_name(final.name + _PARTIAL)
+    final = directory(root, step)
+    partial = final.with_name(final.name + PARTIAL)
     try:
-        for left in root.glob(f"*{_PARTIAL}"):  # of a process that was killed
+        for left in root.glob(f"*{PARTIAL}"):  # of a process that was killed
             shutil.rmtree(left, ignore_errors=True)
         partial.mkdir(parents=True)
         _save_policy(trainer, partial)
@@ -141,34 +102,19 @@ def give_parts(trainer: LocalTrainer) -> None:
 
 def remove_old(root: Path, *, keep: int, best: Checkpoint | None) -> None:
     """Delete all checkpoints but the newest ``keep`` and the ``best``."""
-    for old in _complete(root)[:-keep]:
+    for old in find_complete(root)[:-keep]:
         if old != best:
             with suppress(OSError):  # a checkpoint too many costs disk space, no more
                 _remove(old.path)
 
 
-def find_best(root: Path, rates: Mapping[int, float]) -> Checkpoint | None:
-    """Return the checkpoint with the highest held-out solve rate, of equals the earliest.
-
-    ``rates``: by step. None if no step with a rate has a checkpoint; the starting policy has none.
-    """
-    rated = [checkpoint for checkpoint in _complete(root) if checkpoint.step in rates]
-    return max(rated, key=lambda checkpoint: rates[checkpoint.step], default=None)
-
-
 def link_best(root: Path, best: Checkpoint) -> None:
     """Make ``root/best`` a link to a checkpoint, in one step; raises OSError."""
-    partial = root / (BEST + _PARTIAL)
+    partial = root / (BEST + PARTIAL)
     partial.unlink(missing_ok=True)  # of a process that was killed
     partial.symlink_to(best.path.name)
     partial.replace(root / BEST)
     _flush(root)
-
-
-def find_latest(root: Path) -> Checkpoint | None:
-    """Return the newest complete checkpoint below ``root``, or None."""
-    found = _complete(root)
-    return found[-1] if found else None
 
 
 def restore(trainer: LocalTrainer, checkpoint: Checkpoint) -> None:
@@ -225,31 +171,9 @@ def _name_precision(file: Path, precision: str) -> None:
         file.write_text(json.dumps(config | {"dtype": precision}, indent=2, sort_keys=True) + "\n")
 
 
-def directory_name(step: int) -> str:
-    """Return the name of a step's checkpoint."""
-    return f"step-{step:06d}"
-
-
-def _directory(root: Path, step: int) -> Path:
-    return root / directory_name(step)
-
-
 def _remove(place: Path) -> None:
     """Delete a checkpoint so that at no instant a part of it looks like a whole one."""
-    shutil.rmtree(place.rename(place.with_name(f"{place.name}.dropped{_PARTIAL}")))
-
-
-def _complete(root: Path) -> list[Checkpoint]:
-    if not root.is_dir():
-        return []
-    return sorted(
-        (
-            Checkpoint(path, int(path.name.removeprefix("step-")))
-            for path in root.glob("step-*")
-            if path.suffix != _PARTIAL
-        ),
-        key=lambda checkpoint: checkpoint.step,
-    )
+    shutil.rmtree(place.rename(place.with_name(f"{place.name}.dropped{PARTIAL}")))
 
 
 def _gather_optimizer(trainer: LocalTrainer) -> Iterator[tuple[str, torch.Tensor]]:

@@ -11,28 +11,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Protocol
 
 from conf.sections.plugin import PluginConfig
 from conf.sections.training import (
-    CollapseFanoutConfig,
     FanoutConfig,
     RewardShare,
     SegmentsFanoutConfig,
 )
-from runners.records.record import MAIN_THREAD, LogprobArray, Segment, SegmentKind
+from runners.records.chain_choice import DropReason, choose_segments, divide_advantage
+from runners.records.record import LogprobArray, Segment, SegmentKind
 from runners.records.routing import Routing
 from runners.system.plugins.calls import PluginFailedError, check_number, describe_failure
 from runners.system.plugins.loading import load_shared
 from runners.training.sample import Sample
-
-DropReason = Literal[
-    "unfinished", "collapsed", "side", "subagent", "compaction", "empty", "long", "many"
-]
-"""``unfinished``: the whole rollout, which ran out of its budget; ``collapsed``, ``side``,
-``subagent``, ``compaction``: the configuration does not train such a segment; ``empty``: nothing
-was sampled in it; ``long``, ``many``: a cap.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,26 +85,6 @@ def fan_out(
     )
 
 
-def choose_segments(
-    segments: Iterable[Segment], config: FanoutConfig
-) -> tuple[list[Segment], dict[int, DropReason]]:
-    """Return the segments that become samples, and the reason against each other one, by index."""
-    left_out: dict[int, DropReason] = {}
-    kept = []
-    for segment in segments:
-        reason = _unwanted(segment, config) or _unusable(segment, config)
-        if reason is None:
-            kept.append(segment)
-        else:
-            left_out[segment.index] = reason
-    if isinstance(config, SegmentsFanoutConfig):
-        capped = _capped(kept, config.max_segments)
-        few = {segment.index for segment in capped}
-        left_out |= {segment.index: "many" for segment in kept if segment.index not in few}
-        kept = capped
-    return kept, left_out
-
-
 class SharePolicy(Protocol):
     """Divides a rollout's advantage among its kept segments (``fanout.reward``)."""
 
@@ -127,25 +99,11 @@ class SharePolicy(Protocol):
 def compute_shares(kept: Sequence[Segment], reward: RewardShare) -> list[float]:
     """Return each kept segment's share of the rollout's advantage, as a factor of it.
 
-    With K segments of n sampled tokens each: ``copy`` 1; ``uniform`` 1 / K; ``token_share``
-    n / Σn; ``final_only`` 1 on the final segment, else 0; ``root_only`` 1 on segments of the main
-    thread, else 0. Example: ``token_share`` of segments with 2 and 6 sampled tokens: [0.25, 0.75].
-    Raises PluginFailedError.
+    Raises PluginFailedError, of a user's own rule.
     """
-    match reward:
-        case PluginConfig():
-            return _call(load_shared(reward, SharePolicy, "fanout.reward"), kept)
-        case "copy":
-            return [1.0] * len(kept)
-        case "uniform":
-            return [1.0 / len(kept) for _ in kept]
-        case "token_share":
-            tokens = [_sampled(segment) for segment in kept]
-            return [count / sum(tokens) for count in tokens]
-        case "final_only":
-            return [float(segment.kind == "final") for segment in kept]
-        case "root_only":
-            return [float(_on_main_thread(segment)) for segment in kept]
+    if isinstance(reward, PluginConfig):
+        return _call(load_shared(reward, SharePolicy, "fanout.reward"), kept)
+    return divide_advantage(kept, reward)
 
 
 def _call(policy: SharePolicy, kept: Sequence[Segment]) -> list[float]:
@@ -157,33 +115,6 @@ def _call(policy: SharePolicy, kept: Sequence[Segment]) -> list[float]:
     if len(found) != len(kept):
         raise PluginFailedError(f"{name} returned {len(found)} shares of {len(kept)} segments")
     return [check_number(name, share) for share in found]
-
-
-def _unwanted(segment: Segment, config: FanoutConfig) -> DropReason | None:
-    """Return the reason why the configuration does not train such a segment; None if it does."""
-    if isinstance(config, CollapseFanoutConfig):
-        if segment.kind == "final":
-            return None
-        return "side" if segment.kind == "side" else "collapsed"
-    if segment.kind == "side" and not config.train_side:
-        return "side"
-    if not _on_main_thread(segment) and not config.train_subagents:
-        return "subagent"
-    if segment.kind == "compaction" and not config.train_compaction:
-        return "compaction"
-    return None
-
-
-def _unusable(segment: Segment, config: FanoutConfig) -> DropReason | None:
-    """Return the reason why no sample can be made of a segment; None if one can."""
-    if not segment.loss_mask.any():
-        return "empty"
-    longest = config.max_segment_tokens
-    if longest is None or len(segment.tokens) <= longest:
-        return None
-    # what is left of a cut segment must have something to train
-    may_cut = segment.kind == "final" and config.long_final == "cut"
-    return None if may_cut and segment.loss_mask[:longest].any() else "long"
 
 
 def _cut(segment: Segment, longest: int | None) -> Segment:
@@ -203,20 +134,3 @@ def _cut_routing(routing: Routing | None, tokens: int) -> Routing | None:
     if routing is None or len(routing.valid) == tokens:
         return routing
     return Routing(routing.experts[:tokens], routing.valid[:tokens])
-
-
-def _capped(kept: list[Segment], most: int | None) -> list[Segment]:
-    """Return the final segment and the first others, ``most`` in total, in their order."""
-    if most is None or len(kept) <= most:
-        return kept
-    finals = sum(segment.kind == "final" for segment in kept)  # 0 if it was dropped, else 1
-    head = [segment.index for segment in kept if segment.kind != "final"][: most - finals]
-    return [segment for segment in kept if segment.kind == "final" or segment.index in head]
-
-
-def _on_main_thread(segment: Segment) -> bool:
-    return segment.thread == MAIN_THREAD
-
-
-def _sampled(segment: Segment) -> int:
-    return int(segment.loss_mask.sum())

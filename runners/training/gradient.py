@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-from conf.sections.plugin import PluginConfig
-from conf.sections.training import LocalTrainerConfig, TrainerConfig
+from conf.sections.training import TrainerConfig
+from runners.records.chain_choice import trains_without_advantage
 from runners.training.sample import Sample
-
-
-def trains_without_advantage(trainer: TrainerConfig) -> bool:
-    """Return whether tokens with an advantage of 0 have a gradient: a KL penalty, an entropy bonus,
-    a teacher, or a loss of the user's own, which may do anything.
-    """
-    return isinstance(trainer, LocalTrainerConfig) and (
-        isinstance(trainer.loss, PluginConfig)
-        or trainer.kl.weight > 0
-        or trainer.entropy_bonus > 0
-        or trainer.distill.url is not None
-    )
 
 
 def has_gradient(sample: Sample, trainer: TrainerConfig) -> bool:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from conf.sections.training import LoraConfig
-from runners.engines.adapters import ADAPTER
+from runners.records.checkpoints import ADAPTER
 from runners.training.policy import find_decoder
 from runners.training.training_error import TrainingError
 

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from runners.records.counters import SUMMED_COUNTERS
+from runners.records.counters import SUMMED_COUNTERS, mean
 from runners.records.outcome import OutcomeCode
 from runners.records.record import (
     TASK_SET,
@@ -133,8 +133,3 @@ def _spread(name: str, values: Sequence[int]) -> dict[str, float | None]:
 def _session_counter(record: RolloutRecord, name: str) -> int:
     """Return a counter of the rollout's gateway session."""
     return int(record.extra.get("session", {}).get(name, 0))
-
-
-def mean(values: Sequence[float]) -> float | None:
-    """Return the arithmetic mean; None of nothing."""
-    return sum(values) / len(values) if values else None

@@ -15,12 +15,13 @@ from dataclasses import dataclass, replace
 from conf.errors import ExitCode, error_text
 from conf.schema import Config
 from conf.sections.training import RoutingRolloutConfig, TrainerConfig
+from runners.records.chain_choice import DropReason
 from runners.records.outcome import OutcomeClass
 from runners.records.record import RolloutRecord, SegmentKind
 from runners.records.routing import RoutingError
 from runners.records.store.store_error import StoreError
 from runners.training.advantages import StepGroups
-from runners.training.fanout import DropReason, FanOut, fan_out
+from runners.training.fanout import FanOut, fan_out
 from runners.training.gradient import has_gradient
 from runners.training.sample import Sample
 from runners.training.stored_rollout import LoadRollout

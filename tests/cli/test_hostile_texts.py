@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from cli.invocation import Invocation, print_json, report_error, report_head, report_warning
+from cli.invocation import Invocation, print_json, report_error
 from cli.tables import render_comparison
 from conf.compose import compose
 from conf.errors import AgentrlError
+from runners.campaigns.execution import report_head
+from runners.observe.live.console import report_warning
 from tests.cli.conftest import Agentrl
 from tests.fakes.hostile import STEERING, TEXTS, Unreadable, exceptions, shown
 

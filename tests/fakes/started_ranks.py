@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.sections.training import RoutingReplayConfig
+from runners.records.checkpoints import Checkpoint
 from runners.records.store.run_store import RunStore
 from runners.system.processes.ledger import Ledger
 from runners.system.processes.service import ServiceError, ServiceStarter
@@ -31,7 +32,7 @@ class StartedRanks:
 
     async def start(
         self,
-        saved: checkpoint.Checkpoint | None = None,
+        saved: Checkpoint | None = None,
         routing: RoutingReplayConfig = NATIVE,
         ranks: int = 2,
         exchange_s: float = 300.0,
@@ -54,9 +55,7 @@ class StartedRanks:
         return await start_ranks(settings, self.starter)
 
 
-def save_ranks(
-    trainer: TrainerRanks | LocalTrainer, root: Path, step: int
-) -> checkpoint.Checkpoint:
+def save_ranks(trainer: TrainerRanks | LocalTrainer, root: Path, step: int) -> Checkpoint:
     options: dict[str, Any] = {"run_id": "x", "tokenizer": None}
     if isinstance(trainer, TrainerRanks):
         return trainer.save(root, step=step, state={"metrics": {"a": 1.5}}, **options)

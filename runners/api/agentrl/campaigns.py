@@ -77,7 +77,7 @@ def run(
     """
 
     def work() -> FinishedRun:
-        from cli.execution import check_campaigns, execute_campaign
+        from runners.campaigns.execution import check_campaigns, execute_campaign
         from runners.campaigns.jobs import new_jobs, replaying_job, resumed_job
 
         _use_config_dir(config_dir)
@@ -113,9 +113,8 @@ def evaluate(
     """
 
     def work() -> FinishedEvaluation:
-        from cli.arguments import split_command
-        from cli.execution import check_evaluations, execute_evaluation
         from runners.campaigns.evaluation.benchmarks import find_benchmark
+        from runners.campaigns.execution import check_evaluations, execute_evaluation
         from runners.campaigns.jobs import new_jobs, resumed_job
 
         _use_config_dir(config_dir)
@@ -125,7 +124,7 @@ def evaluate(
                 to_path("resume", resume), _check_words(overrides), benchmark=found.name
             )
         else:
-            lines = split_command(["eval", benchmark, *overrides])[1]
+            lines = found.overrides(_check_words(overrides))
             job = _single(new_jobs(lines, kind=f"eval-{found.name}"))
         check_evaluations([job], found.name)
         result = execute_evaluation(found, job)

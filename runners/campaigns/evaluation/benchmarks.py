@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from conf.errors import ConfigError
@@ -10,6 +10,9 @@ from conf.schema import Config
 from conf.suggestions import suggest
 from runners.tasks.contract import Task
 from runners.tasks.sets.task_sets import load_tasks
+
+NO_TRAINING = ("run.steps=0", "run.eval_tasks=0")
+"""Overrides that switch off the parts of the configuration that only a campaign has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,10 @@ class Benchmark:
     """Loads its tasks, always in the same order; blocks while they are generated or read."""
     parts: str
     """Meaning of a task's ``kind`` in this benchmark; the report groups the results by it."""
+
+    def overrides(self, lines: Sequence[str]) -> list[str]:
+        """Return the lines of an evaluation's configuration; ``lines`` come last."""
+        return [f"task={self.task}", *NO_TRAINING, *lines]
 
     def tasks(self, config: Config) -> list[Task]:
         """Return the tasks; raises ConfigError if ``config`` has another choice of ``task``."""

@@ -21,10 +21,10 @@ from runners.campaigns.overlap.recorded import RecordedSchedule
 from runners.campaigns.overlap.run_schedule import RunSchedule
 from runners.campaigns.schedule import evaluation_due
 from runners.campaigns.step_training import StepTraining
+from runners.records.checkpoints import CHECKPOINTS, Checkpoint, CheckpointError, directory_name
 from runners.records.store.run_store import RunStore
 from runners.services.driver import Interrupted
 from runners.system.concurrency.task_group import task_group
-from runners.training import checkpoint
 from runners.training.advantages import StepGroups
 
 
@@ -40,7 +40,7 @@ class OverlappedSteps:
         producer: GroupProducer,
         training: StepTraining,
         served: int,
-        load: Callable[[checkpoint.Checkpoint], Awaitable[None]],
+        load: Callable[[Checkpoint], Awaitable[None]],
         show_rollouts: Callable[[], None],
         after_step: Callable[[int, dict[str, Any]], None],
         evaluate: Callable[[int], Awaitable[object]],
@@ -69,7 +69,7 @@ class OverlappedSteps:
         """Groups that were admitted when rollouts were shown last."""
         self._gathered_at = self._ended_at = time.monotonic()
 
-    async def run(self, saved: checkpoint.Checkpoint | None) -> None:
+    async def run(self, saved: Checkpoint | None) -> None:
         """Run to the last step, from the newest checkpoint; raises Interrupted."""
         async with task_group() as tasks:
             self._tasks = tasks
@@ -79,7 +79,7 @@ class OverlappedSteps:
                 await self._end_evaluation()  # its rollouts in flight end as those of groups do
                 raise
 
-    async def _run(self, saved: checkpoint.Checkpoint | None, tasks: asyncio.TaskGroup) -> None:
+    async def _run(self, saved: Checkpoint | None, tasks: asyncio.TaskGroup) -> None:
         state = self._schedule.state
         self._producer.open(tasks)
         if saved is not None and saved.step == self._schedule.version + 1:
@@ -130,7 +130,7 @@ class OverlappedSteps:
         self._schedule.log_batch(batch)
         return batch
 
-    async def _train(self, batch: Batch) -> checkpoint.Checkpoint:
+    async def _train(self, batch: Batch) -> Checkpoint:
         """Train a batch and make it durable; return its checkpoint."""
         step, groups = self._schedule.step_of(batch), StepGroups(self._config)
         for group in sorted((*batch.groups, *self._schedule.left_out)):
@@ -148,7 +148,7 @@ class OverlappedSteps:
         self._after_step(step, metrics)
         return saved
 
-    async def _update(self, saved: checkpoint.Checkpoint) -> None:
+    async def _update(self, saved: Checkpoint) -> None:
         """Let rollouts go on with a checkpoint's weights; begin their evaluation if it is due."""
         state = self._schedule.state
         while not state.may_update:
@@ -185,8 +185,8 @@ class OverlappedSteps:
 
 
 def find_served(
-    config: Config, store: RunStore, saved: checkpoint.Checkpoint | None
-) -> tuple[int, checkpoint.Checkpoint | None]:
+    config: Config, store: RunStore, saved: Checkpoint | None
+) -> tuple[int, Checkpoint | None]:
     """Return the version of the weights that the engine of a run begins with, and its checkpoint.
 
     It is the newest, but in ``step`` the one before while rollouts of the next batch go on with
@@ -203,10 +203,10 @@ def find_served(
         )
     if version == newest:
         return newest, saved
-    path = store.run_dir / checkpoint.CHECKPOINTS / checkpoint.directory_name(version)
+    path = store.run_dir / CHECKPOINTS / directory_name(version)
     if version and not path.is_dir():
-        raise checkpoint.CheckpointError(
+        raise CheckpointError(
             f"rollouts of step {newest + 1} go on with the weights of step {version}, and {path} "
             "is gone: copy it back"
         )
-    return version, checkpoint.Checkpoint(path, version) if version else None
+    return version, Checkpoint(path, version) if version else None

@@ -5,14 +5,16 @@ A server of ``engine=sglang_launch`` is started for the check and stopped after 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from conf.errors import AgentrlError
 from conf.lora import find_served_lora
 from conf.schema import Config
 from conf.sections.cluster_model import ClusterModel
 from conf.sections.engine import EmbeddedEngineConfig, FixedEngineConfig
+from conf.sections.harness import name_program
 from runners.campaigns.preflight.agent_turn import (
     AgentTurn,
     PolicyFiles,
@@ -25,14 +27,35 @@ from runners.engines.fixed_engines import check_fixed_engine
 from runners.engines.server_check import CheckResult, raise_on_failures
 from runners.gateway.texts.chat_template import make_renderer
 from runners.records.tokenizer import load_tokenizer
+from runners.rollouts.harnesses.registry import install_harness
 from runners.services.engine_service import list_workers, start_engine
 from runners.services.policy import find_captured_shape
 from runners.system.processes.service import ServiceStarter
 
+EngineReport = list[CheckResult]
+"""Questions to the engine, with their answers."""
+
+
+def install_programs(
+    configs: Iterable[Config], *, show: Callable[[str], None]
+) -> list[AgentrlError]:
+    """Install the agent programs of ``configs`` that are missing; return what went wrong.
+
+    ``show`` is told which program is looked for.
+    """
+    errors: list[AgentrlError] = []
+    for harness in dict.fromkeys(config.harness for config in configs):
+        show(f"{name_program(harness)}: looking for the program…")
+        try:
+            install_harness(harness)
+        except AgentrlError as error:
+            errors.append(error)
+    return errors
+
 
 async def check_run(
-    config: Config, work: Path, *, report: Callable[[list[CheckResult]], None]
-) -> tuple[list[CheckResult], AgentTurn]:
+    config: Config, work: Path, *, report: Callable[[EngineReport], None]
+) -> tuple[EngineReport, AgentTurn]:
     """Check the engine, pass the results to ``report``, then let the agent program take a turn, and
     sum up its history if the scenario wants that.
 
@@ -61,7 +84,7 @@ async def check_run(
     return results, found
 
 
-async def check_engine(config: Config, policy: PolicyFiles, url: str) -> list[CheckResult]:
+async def check_engine(config: Config, policy: PolicyFiles, url: str) -> EngineReport:
     """Check everything that a run of ``config`` needs of the engine at ``url``."""
     if isinstance(config.engine, FixedEngineConfig):
         return await check_fixed_engine(config, config.engine)

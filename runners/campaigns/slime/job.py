@@ -28,12 +28,12 @@ from runners.observe.figures.metrics import MetricsWriter
 from runners.observe.live.remote_status import write_document
 from runners.observe.live.result import metrics_rows
 from runners.observe.live.status import read_store_status
+from runners.records.checkpoints import CHECKPOINTS
 from runners.records.store.run_state import State
 from runners.records.store.run_store import STORE_FILE, RunStore
 from runners.records.store.status_file import STATUS_FILE, read_status_file
 from runners.system.processes.ledger import Ledger, reap
 from runners.tasks.sets.task_sets import load_tasks
-from runners.training.checkpoint import CHECKPOINTS
 
 SILENCE_S = 30.0
 """A worker without a heartbeat for so long is gone, even if it could not record its end."""

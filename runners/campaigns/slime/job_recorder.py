@@ -30,13 +30,13 @@ from runners.observe.figures.metrics import MetricsWriter
 from runners.observe.live.remote_status import write_document
 from runners.observe.live.result import summarize_evaluation
 from runners.observe.live.status import read_store_status
+from runners.records.checkpoints import CHECKPOINTS
 from runners.records.record import RolloutRecord
 from runners.records.store.free_disk import measure_free_mb
 from runners.records.store.run_state import State
 from runners.records.store.run_store import RunStore
 from runners.records.store.status_file import STATUS_FILE
 from runners.training.advantages import StepGroups
-from runners.training.checkpoint import CHECKPOINTS
 from runners.training.step_metrics import step_metrics
 from runners.training.step_samples import build_samples
 from runners.training.stored_rollout import StoredRollout, load_rollout

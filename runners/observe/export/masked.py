@@ -13,10 +13,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from conf.sections.plugin import PluginConfig
 from conf.sections.training import FanoutConfig, SegmentsFanoutConfig, TrainerConfig
+from runners.records.chain_choice import (
+    DropReason,
+    choose_segments,
+    divide_advantage,
+    trains_without_advantage,
+)
 from runners.records.outcome import OutcomeClass
 from runners.records.record import RolloutRecord, Segment
-from runners.training.fanout import DropReason, choose_segments, compute_shares
-from runners.training.gradient import trains_without_advantage
 
 MaskReason = Literal[DropReason, "ungraded", "no_advantage", "unbuilt", "no_share"]
 """``ungraded``: the rollout has no reward; ``no_advantage``: nothing to compare it with, or its
@@ -56,7 +60,7 @@ def _find_unpaid(kept: Sequence[Segment], fanout: FanoutConfig) -> dict[int, Mas
     reward = fanout.reward if isinstance(fanout, SegmentsFanoutConfig) else "copy"
     if isinstance(reward, PluginConfig):
         return {}
-    shares = zip(kept, compute_shares(kept, reward), strict=True)
+    shares = zip(kept, divide_advantage(kept, reward), strict=True)
     return {chain.index: "no_share" for chain, share in shares if share == 0}
 
 

@@ -6,6 +6,8 @@ import sys
 
 from rich.console import Console
 
+from runners.records.printable import make_printable
+
 
 def make_console(*, stderr: bool = True) -> Console:
     """Return a console that prints strings as they are; only ``Text`` has styles.
@@ -22,3 +24,10 @@ def make_console(*, stderr: bool = True) -> Console:
         force_jupyter=False,
         force_terminal=False if in_notebook else None,
     )
+
+
+def report_warning(message: str) -> None:
+    """Print a warning of one line to stderr, in yellow."""
+    console = make_console()
+    console.print("warning:", style="bold yellow", end=" ")
+    console.print(make_printable(message), style="yellow", soft_wrap=True)

@@ -17,10 +17,10 @@ from runners.observe.figures.statistics import (
 )
 from runners.observe.figures.training_counts import count_training
 from runners.observe.live.status import read_best, read_outcomes
+from runners.records.counters import mean
 from runners.records.record import TASK_SET, RolloutRecord
 from runners.records.store.campaign_tables import EvaluationRow, StepRow
 from runners.records.store.run_store import RunStore
-from runners.training.step_metrics import mean
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from runners.records.checkpoints import Checkpoint
 from runners.training import checkpoint
 from runners.training.local import LocalTrainer
 from runners.training.ranks.settings import RankSettings
@@ -20,7 +21,7 @@ class CampaignTrainer(LocalTrainer):
         """Train on examples and return the metrics, see ``train_on_examples``."""
         return train_on_examples(self, examples)
 
-    def save(self, root: Path, **options: Any) -> checkpoint.Checkpoint:
+    def save(self, root: Path, **options: Any) -> Checkpoint:
         """Write a checkpoint, see ``checkpoint.save``."""
         return checkpoint.save(self, root, **options)
 
@@ -41,6 +42,6 @@ def make_trainer(settings: RankSettings) -> CampaignTrainer:
         merges_adapters=settings.merges_adapters,
     )
     if settings.checkpoint is not None:
-        saved = checkpoint.Checkpoint(settings.checkpoint, settings.step)
+        saved = Checkpoint(settings.checkpoint, settings.step)
         checkpoint.restore(trainer, saved)
     return trainer

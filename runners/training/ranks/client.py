@@ -15,10 +15,10 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from conf.errors import ExitCode
+from runners.records.checkpoints import Checkpoint
 from runners.records.routing import TokenAgreement
 from runners.system.concurrency.task_group import task_group
 from runners.system.processes.service import Service, ServiceStarter
-from runners.training import checkpoint
 from runners.training.ranks.settings import SOCKET, RankSettings
 from runners.training.ranks.wire import Arrays, encode_message, pack_rollouts, receive_message
 from runners.training.sample import Sample
@@ -80,11 +80,11 @@ class TrainerRanks:
         metrics: dict[str, Any] = answer["metrics"]
         return metrics
 
-    def save(self, root: Path, *, tokenizer: Path | None, **options: Any) -> checkpoint.Checkpoint:
+    def save(self, root: Path, *, tokenizer: Path | None, **options: Any) -> Checkpoint:
         """See ``CampaignTrainer.save``: the first rank writes, others give it their parts."""
         options["tokenizer"] = None if tokenizer is None else str(tokenizer)
         answer = self._call({"command": "save", "root": str(root), "options": options})
-        return checkpoint.Checkpoint(Path(answer["path"]), options["step"])
+        return Checkpoint(Path(answer["path"]), options["step"])
 
     def save_adapters(self, directory: Path) -> None:
         """See ``CampaignTrainer.save_adapters``."""

@@ -16,10 +16,10 @@ from aiohttp import web
 from runners.campaigns.what_if.what_if import ask_what_if
 from runners.engines.embedded.core import EngineCore
 from runners.engines.embedded.server import EngineServer
+from runners.records.checkpoints import CHECKPOINTS, directory_name
 from runners.records.graph import build_segments
 from runners.records.record import Segment
 from runners.records.store.run_store import RunStore
-from runners.training.checkpoint import CHECKPOINTS, directory_name
 from tests.fakes.tiny_model import policy_logprobs
 from tests.runners.campaigns.account import account, differences
 from tests.runners.campaigns.conftest import Miniature

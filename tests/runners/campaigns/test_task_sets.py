@@ -9,8 +9,8 @@ import pytest
 
 from conf.compose import compose
 from runners.campaigns.schedule import step_tasks
+from runners.records.checkpoints import BEST, CHECKPOINTS
 from runners.tasks.sets.task_sets import load_tasks
-from runners.training.checkpoint import BEST, CHECKPOINTS
 from tests.runners.campaigns.conftest import Miniature
 from tests.runners.tasks.example_repositories import make_task
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from conf.errors import ExitCode
+from runners.records.checkpoints import BEST, Checkpoint, CheckpointError, find_best, find_latest
 from runners.training import checkpoint
-from runners.training.checkpoint import CheckpointError
 from runners.training.local import LocalTrainer
 from runners.training.policy import load_policy
 from tests.fakes.local_trainer import VOCAB, make_trainer
@@ -72,7 +72,7 @@ def save(
     step: int,
     *,
     keep: int = 2,
-    best: checkpoint.Checkpoint | None = None,
+    best: Checkpoint | None = None,
 ) -> None:
     """Save a step as a campaign does."""
     checkpoint.save(trainer, root, step=step, state={})
@@ -95,7 +95,7 @@ def test_at_no_instant_of_a_save_can_a_kill_leave_half_a_checkpoint(
                 save(trainer, root, 3)
         except Killed:
             assert all(found == files for found in whole(root).values())
-            newest = checkpoint.find_latest(root)
+            newest = find_latest(root)
             assert newest is not None
             assert newest.step in (2, 3)
             save(trainer, root, 3)  # the resume
@@ -111,21 +111,21 @@ def test_the_best_checkpoint_is_kept_beside_the_newest_and_can_be_loaded(
 ) -> None:
     trainer, rates = make_trainer(weights), {0: 0.9, 1: 0.5, 2: 0.8, 3: 0.8, 5: 0.1}
     for step in range(1, 6):
-        best = checkpoint.find_best(tmp_path, {s: rates[s] for s in rates if s < step})
+        best = find_best(tmp_path, {s: rates[s] for s in rates if s < step})
         save(trainer, tmp_path, step, keep=1, best=best)
-    best = checkpoint.find_best(tmp_path, rates)
+    best = find_best(tmp_path, rates)
     assert best is not None
     assert best.step == 2, "of equals the earliest; the starting policy has no checkpoint"
     assert sorted(whole(tmp_path)) == ["step-000002", "step-000005"]
     checkpoint.link_best(tmp_path, best)
-    load_policy(tmp_path / checkpoint.BEST)
-    assert (tmp_path / checkpoint.BEST).readlink() == Path("step-000002"), "the run may be moved"
+    load_policy(tmp_path / BEST)
+    assert (tmp_path / BEST).readlink() == Path("step-000002"), "the run may be moved"
 
 
 def test_without_evaluations_there_is_no_best_checkpoint(weights: Path, tmp_path: Path) -> None:
     for step in (1, 2):
         save(make_trainer(weights), tmp_path, step, keep=1)
-    assert checkpoint.find_best(tmp_path, {}) is None
+    assert find_best(tmp_path, {}) is None
     assert [path.name for path in tmp_path.iterdir()] == ["step-000002"]
 
 
@@ -134,10 +134,10 @@ def test_at_no_instant_does_the_best_link_lead_nowhere(weights: Path, tmp_path: 
     before = tmp_path / "before"
     for step in (1, 2):
         save(trainer, before, step)
-    checkpoint.link_best(before, checkpoint.Checkpoint(before / "step-000001", 1))
+    checkpoint.link_best(before, Checkpoint(before / "step-000001", 1))
 
     def keep_best(root: Path) -> None:
-        best = checkpoint.find_best(root, {1: 0.5, 2: 0.6})
+        best = find_best(root, {1: 0.5, 2: 0.6})
         assert best is not None
         checkpoint.link_best(root, best)
         checkpoint.remove_old(root, keep=1, best=best)
@@ -149,9 +149,9 @@ def test_at_no_instant_does_the_best_link_lead_nowhere(weights: Path, tmp_path: 
             with killer.strikes(root, instant):
                 keep_best(root)
         except Killed:
-            assert (root / checkpoint.BEST).resolve().name in whole(root)
+            assert (root / BEST).resolve().name in whole(root)
             keep_best(root)  # the resume
-        assert (root / checkpoint.BEST).resolve().name == "step-000002"
+        assert (root / BEST).resolve().name == "step-000002"
         assert sorted(whole(root)) == ["step-000002"]
         if killer.left >= 0:
             break

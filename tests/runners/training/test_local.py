@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from runners.records.checkpoints import CheckpointError, find_latest
 from runners.training import checkpoint
-from runners.training.checkpoint import CheckpointError
 from runners.training.local import LocalTrainer
 from runners.training.losses import replace_rounded
 from runners.training.sample import Sample
@@ -111,7 +111,7 @@ def test_only_the_newest_checkpoints_are_kept_and_partial_ones_are_not_seen(
     assert sorted(path.name for path in tmp_path.glob("step-*")) == [
         "step-000003", "step-000004", "step-000009.partial"
     ]  # fmt: skip
-    newest = checkpoint.find_latest(tmp_path)
+    newest = find_latest(tmp_path)
     assert newest is not None
     assert newest.step == 4
 

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from runners.engines.adapters import ADAPTER
+from runners.records.checkpoints import ADAPTER, CheckpointError
 from runners.training import checkpoint
-from runners.training.checkpoint import CheckpointError
 from runners.training.local import LocalTrainer
 from runners.training.policy import load_policy
 from runners.training.training_error import TrainingError

@@ -33,6 +33,7 @@ from runners.campaigns.sampler import StepSampler
 from runners.campaigns.schedule import evaluation_due
 from runners.campaigns.step_training import StepTraining
 from runners.observe.live.progress import Progress
+from runners.records.checkpoints import CHECKPOINTS, STATE, Checkpoint, directory_name, find_latest
 from runners.records.record import RolloutRecord
 from runners.records.store.run_store import RunStore
 from runners.rollouts.context import AttemptContext, AttemptResult
@@ -41,7 +42,6 @@ from runners.rollouts.spec import RolloutSpec
 from runners.services.driver import Interrupted
 from runners.system.concurrency.limits import Admission
 from runners.tasks.contract import Task
-from runners.training import checkpoint
 from runners.training.advantages import StepGroups
 from tests.fakes.records import CONFIG, LOST, a_rollout
 
@@ -102,13 +102,13 @@ class Training(StepTraining):
         self.world.trained.append((step, sorted(record.session_id for record in records)))
         return {"train/reward_mean": 0.0}
 
-    async def save(self, step: int, metrics: dict[str, Any]) -> checkpoint.Checkpoint:
-        path = self.store.run_dir / checkpoint.CHECKPOINTS / checkpoint.directory_name(step)
+    async def save(self, step: int, metrics: dict[str, Any]) -> Checkpoint:
+        path = self.store.run_dir / CHECKPOINTS / directory_name(step)
         path.mkdir(parents=True)
-        (path / checkpoint.STATE).write_text(json.dumps({"state": {"metrics": metrics}}))
+        (path / STATE).write_text(json.dumps({"state": {"metrics": metrics}}))
         await self.world.take_time(3)
         self.store.finish_step(step, metrics)
-        return checkpoint.Checkpoint(path, step)
+        return Checkpoint(path, step)
 
 
 class World:
@@ -154,7 +154,7 @@ class World:
     async def run(self, store: MortalStore) -> None:
         config, progress = self.config, Progress("run", STEPS)
         self.draining, self.in_flight = asyncio.Event(), 0
-        saved = checkpoint.find_latest(self.run_dir / checkpoint.CHECKPOINTS)
+        saved = find_latest(self.run_dir / CHECKPOINTS)
         self.served, served = find_served(config, store, saved)
         assert self.served == (0 if served is None else served.step)
         if saved is not None and saved.step not in {s.step for s in store.steps() if s.metrics}:
@@ -219,7 +219,7 @@ class World:
         """Take the time of an attempt."""
         await self.take_time(200 if self.dice.random() < 0.05 else 12)
 
-    async def load(self, saved: checkpoint.Checkpoint) -> None:
+    async def load(self, saved: Checkpoint) -> None:
         await self.take_time(2)
         self.served = saved.step
 

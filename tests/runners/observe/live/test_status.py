@@ -14,11 +14,11 @@ from rich.console import Console, RenderableType
 
 from runners.observe.live.status import read_status, render
 from runners.observe.live.summary import summary_table
+from runners.records.checkpoints import CHECKPOINTS, directory_name
 from runners.records.outcome import Outcome, OutcomeCode, Stage
 from runners.records.store.run_state import State
 from runners.records.store.run_store import RunStore
 from runners.records.store.store_error import StoreError
-from runners.training.checkpoint import CHECKPOINTS, directory_name
 from tests.fakes.records import CONFIG, a_rollout, example_run, run_with_parts
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from conf.errors import ExitCode
+from runners.records.checkpoints import Checkpoint
 from runners.system.processes.service import ServiceError
 from runners.training import checkpoint
 from runners.training.ranks.client import (
@@ -105,7 +106,7 @@ async def test_a_sharded_policy_has_the_checkpoints_of_a_whole_one(
     """Go on with other numbers of processes, and from and to other choices of trainer.shard."""
     alone = make_trainer(run.weights, warmup_steps=3)
     rollouts = make_rollouts(alone, 6)
-    saved: checkpoint.Checkpoint | None = None
+    saved: Checkpoint | None = None
     for step, (shard, count) in enumerate([("optimizer", 2), ("model", 3)], 1):
         ranks = await run.start(saved, shard=shard, ranks=count, warmup_steps=3)
         await asyncio.to_thread(ranks.step, rollouts)
