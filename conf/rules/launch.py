@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from conf.rules.rule import Rule
 from conf.sections.cluster import ClusterLaunchConfig
 from conf.sections.executor import ExecutorConfig, RayExecutorConfig
-from conf.sections.gateway import GatewayConfig
+from conf.sections.gateway import LAST_PORT, GatewayConfig
 from conf.sections.kubernetes import KubernetesLaunchConfig, PodConfig
 from conf.sections.launch import LaunchConfig
 from conf.sections.slurm import SlurmContainerConfig, SlurmLaunchConfig
@@ -60,7 +60,16 @@ def _pod_rules(pod: PodConfig, shared_dir: str) -> Iterator[Rule]:
 def cluster_gateway_rules(
     launch: LaunchConfig, executor: ExecutorConfig, gateway: GatewayConfig
 ) -> Iterator[Rule]:
-    """Yield the rule that rollouts on other nodes can reach the gateway."""
+    """Yield the rules that rollouts on other nodes can reach the gateway, and that each of its
+    processes has a port.
+    """
+    for key, first in (("port", gateway.port), ("metrics_port", gateway.metrics_port)):
+        last = (first or 0) + gateway.replicas - 1
+        yield (
+            bool(first) and last > LAST_PORT,
+            f"gateway.{key}={first} with gateway.replicas={gateway.replicas} needs ports up to "
+            f"{last}: choose one up to {LAST_PORT + 1 - gateway.replicas}",
+        )
     if isinstance(launch, ClusterLaunchConfig):
         yield (
             launch.nodes > 1

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from conf.sections.section import BaseUrl, Port, Section
 
@@ -69,15 +69,3 @@ class GatewayConfig(Section):
     record_wire: bool
     """Store each turn's request and answer as they were on the wire, secrets out."""
     limits: GatewayLimitsConfig
-
-    @model_validator(mode="after")
-    def _check_ports(self) -> Self:
-        """Each process has its own: ``gateway.port``, and those after it."""
-        for key, first in (("port", self.port), ("metrics_port", self.metrics_port)):
-            if first and first + self.replicas - 1 > LAST_PORT:
-                raise ValueError(
-                    f"gateway.{key}={first} with gateway.replicas={self.replicas} needs ports up "
-                    f"to {first + self.replicas - 1}: choose one up to "
-                    f"{LAST_PORT + 1 - self.replicas}"
-                )
-        return self

@@ -237,6 +237,8 @@ class GatewayAdmin:
         found: list[dict[str, Any]] = []
         gone: GatewayError | None = None
         for answer in answers:
+            # Only a refused connection proves that nobody is there. One that hangs may still have
+            # generations at the engine, so its silence is an error.
             if isinstance(answer, GatewayError) and answer.unconnected:
                 gone = answer
             elif isinstance(answer, BaseException):

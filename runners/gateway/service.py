@@ -116,7 +116,7 @@ async def serve(
         if replica is not None:  # all may be paused now: who started it says when to begin
             await engine.pause(0.0)
         async with (
-            _control_socket(server) as path,
+            _control_socket(server) as path,  # first: the answer to a new session names it
             _listening(server, settings) as url,
             serve_metrics(
                 settings.metrics_port,

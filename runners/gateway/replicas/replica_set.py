@@ -105,13 +105,13 @@ class ReplicaSet:
             started = [starting.create_task(self._start(replica)) for replica in self._all]
         admin = GatewayAdmin([each.result() for each in started], self._admin_key)
         self._admin = admin
-        for url in admin.urls:
+        for url in admin.urls:  # each began paused, like one that is started again
             await admin.open_replica(url)
         return admin
 
     async def stop(self) -> None:
         """End all of them."""
-        self._over = True
+        self._over = True  # from now on an exit is no accident: nothing is started behind our back
         for task in self._restarting:
             task.cancel()
         await asyncio.gather(*self._restarting, return_exceptions=True)
@@ -129,6 +129,8 @@ class ReplicaSet:
         name, (module, sent) = f"gateway-{replica.number}", self._program
         place = ReplicaSettings(number=replica.number, of=len(self._all), admin_key=self._admin_key)
         share = share_settings(self._settings, place)
+        # Again at the port of its first start: sessions were given its URL, and clients that retry
+        # there are to hear that their keys are worthless, not to wait for nobody.
         replica.service = service = await Service.start(
             name,
             module,
@@ -160,7 +162,7 @@ class ReplicaSet:
         if self._over:
             return
         assert replica.service is not None
-        code = replica.service.exit_code
+        code = replica.service.exit_code  # negative: a signal, so the process had no say in it
         now = time.monotonic()
         often = len(self._restarts) == RESTARTS and now - self._restarts[0] < RESTARTS_S
         if code is None or code >= 0 or often:  # it said why it cannot go on, or nothing helps

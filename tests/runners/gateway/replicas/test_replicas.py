@@ -14,6 +14,8 @@ import pytest
 import agentrl
 from agentrl.testing.completions import Completion
 from agentrl.testing.scripted_engine import ScriptedEngine
+from conf.compose import compose
+from conf.errors import ConfigError
 from runners.gateway.client import GatewayAdmin
 from runners.gateway.gateway_error import GatewayError
 from runners.gateway.replicas.replica_set import share_settings
@@ -190,6 +192,13 @@ async def test_sessions_of_a_task_are_a_group_whichever_process_serves_them(
     assert {len(numbers) for numbers in groups.values()} == {1}
     assert groups["a"] != groups["b"]
     assert len({(record.group, record.member) for record in kept}) == 4
+
+
+def test_ports_beyond_the_last_one_are_refused_with_the_highest_that_works() -> None:
+    for key in ("port", "metrics_port"):
+        with pytest.raises(ConfigError, match=f"gateway.{key}=65534 .* choose one up to 65533"):
+            compose([f"gateway.{key}=65534", "gateway.replicas=3"])
+    assert compose(["gateway.port=65533", "gateway.replicas=3"]).gateway.port == 65533
 
 
 async def test_a_program_attached_by_all_urls_works_at_the_process_of_its_session(
