@@ -1,26 +1,23 @@
 """Complete a command line: which of its words is asked for, and which values that word may have.
 
-A TAB is answered from ``cli/commands.json`` and ``conf/keys.json``: it imports no command and no
-library, since a shell waits for it.
+A TAB is answered from tables in the cache: it imports no command and no library, since a shell
+waits for it.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
 import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from cli.complete_words import COMPLETERS, Words
+from conf.cached_table import read_table
 
-VARIABLE = "_AGENTRL_COMPLETE"
-"""Environment variable by which a shell asks: the line up to the cursor."""
-TABLE = Path(__file__).with_name("commands.json")
-"""Commands, their options and arguments, as ``write_commands`` takes them from the commands."""
 _PLAIN = re.compile(r"[\w./:=@%+,~-]+")
 """Words that every shell takes as they are. Others are not offered: bash would put a task's id
 ``$(…)`` into the line, to be run by the next Enter.
@@ -38,9 +35,22 @@ def print_completions(line: str) -> None:
     sys.stdout.buffer.flush()
 
 
+@cache
+def read_commands() -> dict[str, Any]:
+    """Return the commands, their options and arguments, as ``write_commands`` describes them."""
+    top = Path(__file__).parents[1]
+    return read_table("commands", [top / "cli", top / "runners"], _render)
+
+
+def _render() -> str:
+    from cli.write_commands import render_table
+
+    return render_table()
+
+
 def complete_line(line: str) -> Words:
     """Return the words that may stand at the end of a line, each with its help."""
-    command: Mapping[str, Any] = json.loads(TABLE.read_text("utf-8"))
+    command: Mapping[str, Any] = read_commands()
     _, *before, begun = ["", *_split(line)]
     given: list[str] = []
     value_of: str | None = None

@@ -1,16 +1,17 @@
 """Values of a word of a command line: KEY=VALUE, a run directory, a rollout or task of a run.
 
-Keys are read from ``conf/keys.json``, so that a TAB imports neither Hydra nor the schema.
+Keys are read from a table in the cache, so that a TAB imports neither Hydra nor the schema.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
-from typing import Any
 
+from conf.key_table import read_key_table
+
+VARIABLE = "_AGENTRL_COMPLETE"
+"""Environment variable by which a shell asks: the line up to the cursor."""
 Words = list[tuple[str, str]]
 """Completions, each with a few words of help."""
 _RUN_FILES = ("store.sqlite", "config.json")
@@ -19,12 +20,6 @@ _LISTED = 100
 """Ids that are offered whole; of more, the parts up to the next ``-`` or ``/``."""
 _READ = 100_000
 """Ids of a run that are looked at."""
-
-
-@cache
-def _table() -> dict[str, Any]:
-    file = Path(__file__).parent.parent / "conf" / "keys.json"
-    return dict(json.loads(file.read_text("utf-8")))
 
 
 def complete_override(given: Sequence[str], begun: str) -> Words:
@@ -116,7 +111,7 @@ def _cut(text: str, start: int) -> str:
 
 def _keys(begun: str, chosen: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield the next part of each key that begins so: ``engine=``, ``rollout.limits.``."""
-    groups, keys = _table()["groups"], _table()["keys"]
+    groups, keys = read_key_table()["groups"], read_key_table()["keys"]
     if "." not in begun:
         yield from ((f"{group}=", "a choice") for group in groups if group.startswith(begun))
     mine = {key: row for key, row in keys.items() if _belongs(key, row[0], chosen)}
@@ -133,12 +128,12 @@ def _keys(begun: str, chosen: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 def _belongs(key: str, choices: list[str], chosen: Mapping[str, str]) -> bool:
     group = key.partition(".")[0]
-    return not choices or chosen.get(group, _table()["defaults"].get(group)) in choices
+    return not choices or chosen.get(group, read_key_table()["defaults"].get(group)) in choices
 
 
 def _values(key: str, begun: str, chosen: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield the values of a key or the choices of a group; behind a comma the next of a sweep."""
-    table = _table()
+    table = read_key_table()
     before, comma, last = begun.rpartition(",")
     known = table["groups"].get(key) or table["keys"].get(key, [[], []])[1]
     taken = before.split(",") if comma else []

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from cli.arguments import examples
-from cli.complete_line import VARIABLE
+from cli.complete_words import VARIABLE
 
 EXAMPLES = examples(
     'eval "$(agentrl completion bash)"        # in ~/.bashrc',

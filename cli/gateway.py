@@ -73,7 +73,7 @@ def gateway(
     command = _check_program(context.meta[PROGRAM], once=once, out=out, as_json=as_json)
     import uvloop
 
-    from conf.exactness import describe_inexactness
+    from conf.exact_tokens import describe_inexactness
     from conf.sections.engine import EmbeddedEngineConfig
     from conf.sections.model import EndpointModelConfig
     from runners.campaigns.jobs import new_job

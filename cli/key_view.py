@@ -32,9 +32,7 @@ def show_key(key: str, overrides: list[str], *, as_json: bool) -> None:
         tree: dict[str, Any] = {}
         for entry in list_keys():
             _put(tree, entry.key.split("."))
-        raise ConfigError(
-            unknown_key(key, tree).replace("`agentrl show` lists", "docs/keys.md has")
-        )
+        raise ConfigError(unknown_key(key, tree))
     values, origins = _compose(overrides)
     found = [_describe(entry, values, origins) for entry in exact or inside]
     if as_json:

@@ -10,7 +10,8 @@ import os
 import sys
 from io import TextIOWrapper
 
-from cli.complete_line import VARIABLE, print_completions
+from cli.complete_line import print_completions
+from cli.complete_words import VARIABLE
 
 
 def main(arguments: list[str] | None = None) -> None:

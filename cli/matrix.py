@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from cli.invocation import print_json, stderr, stdout
 
 if TYPE_CHECKING:
-    from conf.matrix import Combination
+    from conf.defaults_table import Combination
 
 _HEAD = ["harness", "model", "launch", "window", "tokens per turn", "turns", "deadline", "reward"]
 
@@ -18,9 +18,9 @@ def show_matrix(overrides: list[str], *, as_json: bool) -> None:
 
     Raises ConfigError if an override names no choice.
     """
+    from conf.defaults_table import AXES, find_combinations, list_axis
     from conf.errors import ConfigError
     from conf.keys import groups, unknown_choice
-    from conf.matrix import AXES, find_combinations, list_axis
 
     only: dict[str, list[str]] = {}
     rest: list[str] = []

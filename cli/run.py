@@ -219,7 +219,7 @@ def _show_plans(
     """
     from cli.tables import render_plan, render_problems
     from cli.task_counts import describe_sets
-    from conf.key_numbers import find_key_numbers
+    from conf.plan_numbers import find_key_numbers
 
     policies = [_describe_policy(job) for job in jobs]
     if as_json:

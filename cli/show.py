@@ -61,7 +61,7 @@ def show(
         return
 
     from conf.compose import compose_with_origins, to_json, to_yaml
-    from conf.exactness import describe_inexactness
+    from conf.exact_tokens import describe_inexactness
     from runners.observe.live.console import report_warning
 
     config, origins = compose_with_origins(split_command(overrides or [])[1])

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from cli.invocation import SHOWN
 from conf.errors import ExitCode
-from conf.exactness import describe_inexactness
-from conf.key_numbers import find_key_numbers
+from conf.exact_tokens import describe_inexactness
+from conf.plan_numbers import find_key_numbers
 from launch.gpu import GpuPlan
 from launch.local import LocalPlan
 from launch.preflight import Problem

@@ -1,4 +1,4 @@
-"""Write ``cli/commands.json``, by which a TAB knows the commands: ``python -m cli.write_commands``.
+"""Describe the commands in the table by which a TAB knows them.
 
 Their names, options and arguments are those of typer; the values of an option, where its
 metavariable does not list them, those of the code that reads it.
@@ -14,7 +14,6 @@ from typer.main import get_command
 
 from cli.app import app
 from cli.arguments import ProgramCommand
-from cli.complete_line import TABLE
 from conf.sections.task import FormatName
 from conf.write_reference import shorten
 from runners.campaigns.evaluation.benchmarks import BENCHMARKS
@@ -40,11 +39,8 @@ command may stand that alone has them.
 
 
 def render_table() -> str:
-    """Return the text of ``commands.json``: commands by name, in the order of the help."""
-    return (
-        json.dumps(_describe("agentrl", get_command(app), None), indent=1, ensure_ascii=False)
-        + "\n"
-    )
+    """Return the table as JSON: commands by name, in the order of the help."""
+    return json.dumps(_describe("agentrl", get_command(app), None), ensure_ascii=False)
 
 
 def _describe(name: str, command: Any, parent: Any) -> dict[str, Any]:
@@ -79,7 +75,3 @@ def _list_values(command: str, name: str, parameter: Any) -> str:
     if (known := VALUES.get(f"{command} {key}", VALUES.get(key))) is None:
         return metavar
     return f"[{'|'.join(known)}]{',…' if metavar.endswith(',…') else ''}"
-
-
-if __name__ == "__main__":
-    TABLE.write_text(render_table(), "utf-8")

@@ -7,29 +7,29 @@ line, a stored configuration) become overrides first, so that there is only this
 from __future__ import annotations
 
 import json
+import pickle
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from copy import deepcopy
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pydantic import ValidationError
 
 from conf import grammar
 from conf.annotated_yaml import annotate
+from conf.dependent_keys import find_dependent
 from conf.error_messages import explain_errors, format_value, missing_value
 from conf.errors import ConfigError
 from conf.fault_plan import load_fault_plan
-from conf.idle import find_idle
-from conf.inert import find_inert
+from conf.implied_defaults import OTHER_SECTIONS, imply_choices, layer_values
 from conf.keys import (
     CONF_DIR,
     choice_content,
@@ -43,13 +43,13 @@ from conf.keys import (
     unknown_choice,
     unknown_key,
 )
-from conf.layers import OTHER_SECTIONS, imply_choices, layer_values
-from conf.open_keys import is_option, name_targets, open_option
 from conf.origins import find_yaml_origins, overridden_keys
+from conf.plugin_options import is_option, name_targets, open_option
 from conf.program_versions import name_versions, refuse_version
 from conf.resolvers import register_resolvers
 from conf.schema import Config
-from conf.stored import to_overrides
+from conf.schema_defaults import MISSING, fill
+from conf.stored_config import to_overrides
 
 
 def compose(overrides: list[str], *, base: Mapping[str, Any] | None = None) -> Config:
@@ -69,8 +69,7 @@ def compose_with_origins(
 ) -> tuple[Config, dict[str, str]]:
     """Return the configuration, and the origin of every value by its key; see ``compose``.
 
-    An origin is ``config.yaml``, ``GROUP=CHOICE`` (whose YAML file has the value), ``--config`` or
-    ``command line``.
+    An origin is ``default``, ``GROUP=CHOICE``, ``--config`` or ``command line``.
     """
     given, faults = grammar.parse(name_targets(name_versions(overrides)))
     stored: list[Override] = []
@@ -91,27 +90,25 @@ def compose_with_origins(
         for o in stored + given
         if o.key_or_group not in groups() and _check_key(o, defaults, faults)
     ]
-    wanted = [f"{group}={choice}" for group, (choice, _) in implied.items()]
-    lines = [*wanted, *(str(o.input_line) for o in explicit)]
-    composed = _compose_with_hydra(lines, [open_option(o, defaults) for o in values], faults)
+    composed = _compose_with_hydra(choices, [open_option(o, defaults) for o in values], faults)
     set_by_user = set(overridden_keys(values))
-    _set_layers(composed, layers, set_by_user)
     tree, unresolved = _resolve(composed, {key for key, _ in flatten(defaults)})
     faults += filter(None, unresolved.values())
     by_default = dict(flatten(defaults)) | {key: value for key, value, _ in layers}
-    faults += find_inert(tree, by_default)
     tree["faults"] = load_fault_plan(tree["faults"], faults)
     followers = [*flatten(defaults), *((key, value) for key, value, _ in layers)]
     following = {key for key, value in followers if "${" in str(value)} - set_by_user
     config, invalid = _validate(tree, defaults, following, ignore=set(unresolved))
     changed = set(overridden_keys(given))
-    invalid += find_idle(tree, by_default, set_by_user, changed, known=faults + invalid)
+    invalid += find_dependent(tree, by_default, set_by_user, changed, known=faults + invalid)
     if config is None or faults or invalid:
         raise ConfigError(list(dict.fromkeys(faults + invalid)))
     origins = find_yaml_origins(choices) | {key: origin for key, _, origin in layers}
     origins |= {f"{group}.kind": origin for group, (_, origin) in implied.items()}
     for sources, origin in ((stored, "--config"), (given, "command line")):
         origins |= dict.fromkeys(overridden_keys(sources), origin)
+    for key, _ in flatten(config.model_dump()):  # parts of data, which the schema completes
+        origins.setdefault(key, origins.get(f"{key.partition('.')[0]}.kind", "default"))
     return config, origins
 
 
@@ -177,54 +174,59 @@ def _followed(key: str) -> Iterator[str]:
 
 
 def _load_defaults(choices: Mapping[str, str]) -> dict[str, Any]:
-    """Return all keys with their defaults, from the YAML files of these choices."""
-    tree = root_content()
-    tree.pop("defaults")
-    return {group: choice_content(group, choice) for group, choice in choices.items()} | tree
+    """Return all keys with their defaults in these choices."""
+    chosen = {group: choice_content(group, choice) for group, choice in choices.items()}
+    return chosen | root_content()
 
 
 def _compose_with_hydra(
-    choices: list[str], values: list[Override], faults: list[str]
+    choices: Mapping[str, str], values: list[Override], faults: list[str]
 ) -> DictConfig:
     """Compose with Hydra; if it refuses, add its reason to ``faults`` and compose the defaults.
 
     The defaults let the later checks run, so that the user sees all faults at once.
     """
     register_resolvers()
-    if (users := config_dir()) is not None:
-        choices = [f"hydra.searchpath=[{grammar.as_text(f'file://{users}')}]", *choices]
     # Reading the files takes most of the time; those of a user may change meanwhile.
-    composed = _composed if users is None else _composed.__wrapped__
+    composed = _composed if config_dir() is None else _composed.__wrapped__
     try:
-        tree = deepcopy(composed(tuple(choices)))
+        tree: DictConfig = pickle.loads(composed(tuple(choices.items())))
         ConfigLoaderImpl._apply_overrides_to_config(values, tree)  # as hydra.compose does
     except (HydraException, OmegaConfBaseException) as error:
         faults.append(" ".join(str(error).split()))
-        return deepcopy(_composed(()))
+        return cast("DictConfig", pickle.loads(_composed(tuple(default_choices().items()))))
     return tree
 
 
-@lru_cache(maxsize=128)
-def _composed(choices: tuple[str, ...]) -> DictConfig:
-    """Return what Hydra composes; raises its errors, and those of OmegaConf."""
-    with initialize_config_dir(config_dir=str(CONF_DIR), version_base="1.3"):
-        tree = hydra_compose("config", overrides=list(choices))
-    with open_dict(tree):
-        for group in groups():
-            if isinstance(section := tree.get(group), DictConfig):
-                section.pop(OTHER_SECTIONS, None)
-    return tree
+@lru_cache(maxsize=512)
+def _composed(choices: tuple[tuple[str, str], ...]) -> bytes:
+    """Return the tree of these choices, with what they bring for other sections.
 
-
-def _set_layers(tree: DictConfig, layers: list[tuple[str, Any, str]], overridden: set[str]) -> None:
-    """Set what choices bring for other sections, beneath the user's own values.
-
-    Not as lines for Hydra: its grammar takes milliseconds for each.
+    In pickle's form, which is copied four times as fast as the tree itself. Raises Hydra's errors.
     """
-    for key, value, _ in layers:
-        if key not in overridden:
-            with suppress(OmegaConfBaseException):  # after a fault, another choice may be there
-                OmegaConf.update(tree, key, value)
+    chosen = dict(choices)
+    plain = deepcopy(_load_defaults(chosen)) if config_dir() is None else _read_with_hydra(chosen)
+    for key, value, _ in layer_values(chosen):
+        section, _, name = key.rpartition(".")
+        if lookup(plain, key)[0]:  # another choice may be there, which has no such key
+            lookup(plain, section)[1][name] = value
+    tree = OmegaConf.create(plain)
+    OmegaConf.set_struct(tree, True)  # as Hydra returns it: an override of an unknown key fails
+    return pickle.dumps(tree)
+
+
+def _read_with_hydra(choices: Mapping[str, str]) -> dict[str, Any]:
+    """Return the keys of choices of which some are the user's: their files may have lists of
+    defaults, which Hydra reads. The built-in ones have none, and Hydra needs 0.3 s to see it.
+    """
+    users = grammar.as_text(f"file://{config_dir()}")
+    lines = [f"hydra.searchpath=[{users}]", *(f"{group}={name}" for group, name in choices.items())]
+    with initialize_config_dir(config_dir=str(CONF_DIR), version_base="1.3"):
+        files = to_dict(hydra_compose("config", overrides=lines))
+    for group in groups():
+        files[group].pop(OTHER_SECTIONS, None)
+    chosen = {group: fill(group, files[group]) for group in groups()}
+    return deepcopy(chosen | root_content())
 
 
 def _check_choice(override: Override, faults: list[str]) -> bool:
@@ -265,10 +267,12 @@ def _check_key(override: Override, tree: dict[str, Any], faults: list[str]) -> b
         return True
     elif not known and not override.is_add() and not override.is_force_add():
         faults.append(unknown_key(key, tree))
+    elif override.is_delete():
+        faults.append(missing_value(key))
     elif key.partition(".")[0] in groups() and key.endswith(".kind") and key.count(".") == 1:
         group = key.removesuffix(".kind")
         faults.append(f"{line}: the choice of a group is made with {group}={override.value()}")
-    elif isinstance(node, Mapping) and not override.is_delete():
+    elif isinstance(node, Mapping):
         faults += _check_section(override, node, tree)
     return len(faults) == before
 
@@ -300,20 +304,34 @@ def _resolve(tree: DictConfig, known: set[str]) -> tuple[dict[str, Any], dict[st
     A key that follows one of the ``known`` keys, which has been taken out, has the fault "": that
     of the other says all.
     """
+    plain = to_dict(tree)
     faults: dict[str, str] = {}
-    for key, value in flatten(to_dict(tree)):
-        try:
-            OmegaConf.select(tree, key, throw_on_missing=True)
-        except MissingMandatoryValue:
-            faults[key] = missing_value(key)
-        except OmegaConfBaseException as error:
-            if known.intersection(re.findall(r"\$\{([\w.]+)\}", str(value))):
-                faults[key] = ""
-                continue
-            faults[key] = f"{key}: {str(error).splitlines()[0]}"
-    for key in faults:
-        OmegaConf.update(tree, key, None)
-    return to_dict(tree, resolve=True), faults
+    _resolve_section(tree, plain, "", known, faults)
+    return plain, faults
+
+
+def _resolve_section(
+    tree: Any, plain: dict[str, Any], section: str, known: set[str], faults: dict[str, str]
+) -> None:
+    """Replace what is to be resolved in the plain form of a section; a faulty value by None.
+
+    Only that is read from the tree: OmegaConf takes most of the time of a composition.
+    """
+    for name, value in plain.items():
+        key = f"{section}{name}"
+        if isinstance(value, dict) and value:
+            _resolve_section(tree[name], value, f"{key}.", known, faults)
+        elif value == MISSING or "${" in str(value):
+            try:
+                found = tree[name]
+                is_tree = OmegaConf.is_config(found)
+                plain[name] = OmegaConf.to_container(found, resolve=True) if is_tree else found
+            except MissingMandatoryValue:
+                plain[name], faults[key] = None, missing_value(key)
+            except OmegaConfBaseException as error:
+                followed = known.intersection(re.findall(r"\$\{([\w.]+)\}", str(value)))
+                reason = "" if followed else f"{key}: {str(error).splitlines()[0]}"
+                plain[name], faults[key] = None, reason
 
 
 def _validate(

@@ -1,21 +1,24 @@
 """Describe every key: its type, default, choices, comment, and the page that explains it.
 
-The types are those of the schema, the defaults and comments those of the YAML files.
-``write_reference`` writes ``docs/keys.md`` and ``keys.json`` (for the shells' completion) from it.
+All of it is the schema's; a choice's YAML file may have another default. ``write_reference`` makes
+the page of keys, and the table by which a TAB knows them.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, TypeGuard
 
-from conf.keys import CONF_DIR, choice_content, flatten, groups, root_content
+from pydantic import BaseModel
+
+from conf.keys import choice_content, groups, root_content
+from conf.schema import Config
+from conf.schema_defaults import DATA, find_section
 from conf.schema_walk import find_models
 from conf.type_words import describe_type, list_values, write_value
-from conf.yaml_comments import read_comments
 
 PAGES = {
     "": "configuration.md",
@@ -59,7 +62,7 @@ class KeyEntry:
 
     key: str
     choices: tuple[str, ...]
-    """Choices of its group that have it; empty for a key of ``config.yaml``."""
+    """Choices of its group that have it; empty for a key that is in no group."""
     type: str
     values: tuple[str, ...]
     """Words that it takes, if there is a list of them."""
@@ -77,56 +80,56 @@ class KeyEntry:
 
 @cache
 def list_keys() -> tuple[KeyEntry, ...]:
-    """Return every key of the YAML files; one with several meanings has an entry for each."""
+    """Return every key of the schema; one with several meanings has an entry for each."""
     found: dict[tuple[str, ...], KeyEntry] = {}
-    sections = {name: value for name, value in root_content().items() if name != "defaults"}
-    entries = list(_describe_tree(sections, "", "config.yaml"))
-    for group, choices in groups().items():
-        for choice in choices:
-            content = {group: choice_content(group, choice)}
-            entries += _describe_tree(content, choice, f"{group}/{choice}.yaml")
-    for entry in entries:
+    for entry in _describe_sections():
         same = (entry.key, entry.type, entry.default, entry.comment)
         before = found[same].choices if same in found else ()
-        found[same] = KeyEntry(
-            entry.key, (*before, *entry.choices), entry.type, entry.values, entry.default,
-            entry.comment, entry.page,
-        )  # fmt: skip
+        found[same] = replace(entry, choices=(*before, *entry.choices))
     return tuple(found.values())
 
 
-def _describe_tree(tree: Mapping[str, Any], choice: str, file: str) -> Iterator[KeyEntry]:
-    comments = read_comments(CONF_DIR / file)
-    for key, default in flatten(tree):
-        section, _, name = key.rpartition(".")
-        if choice and key.count(".") == 1 and name == "kind":
-            continue  # the choice itself
-        inner = key.partition(".")[2] if choice else key
-        annotation, metadata = _find_type(section, name, tree)
-        comment = _find_comment(inner, comments)
+def _describe_sections() -> Iterator[KeyEntry]:
+    yield from _describe(Config, root_content(), "")
+    for group, choices in groups().items():
+        for choice in choices:
+            content = choice_content(group, choice)
+            for model in find_models(group, {group: content}):
+                yield from _describe(model, content, f"{group}.", choice)
+
+
+def _describe(
+    model: type[BaseModel], values: Mapping[str, Any], section: str, choice: str = ""
+) -> Iterator[KeyEntry]:
+    """Yield the keys of a section, with the values that they have in a choice."""
+    for name, field in model.model_fields.items():
+        key = f"{section}{name}"
+        if name == "kind" or name not in values:
+            continue  # the choice itself; a group
+        if (inner := find_section(name, field)) is not None:
+            yield from _describe(inner, values[name], f"{key}.", choice)
+            continue
+        comment = describe_field(model, name)
         yield KeyEntry(
             key,
             (choice,) if choice else (),
-            describe_type(annotation, metadata),
-            list_values(annotation),
-            write_value(default),
+            describe_type(field.annotation, field.metadata),
+            list_values(field.annotation),
+            "{…}" if name in DATA and values[name] else write_value(values[name]),
             comment,
             find_page(key, comment),
         )
 
 
-def _find_type(section: str, name: str, tree: Mapping[str, Any]) -> tuple[Any, list[Any]]:
-    for model in find_models(section, tree):
-        if name in model.model_fields:
-            field = model.model_fields[name]
-            return field.annotation, field.metadata
-    return str, []  # a variable of a program's environment
+def describe_field(model: type[BaseModel], name: str) -> str:
+    """Return the string under a field, or under the one that it replaces in its parents."""
+    fields = (parent.model_fields.get(name) for parent in model.__mro__ if _is_model(parent))
+    found = next((field.description for field in fields if field and field.description), "")
+    return " ".join(found.replace("``", "`").split())
 
 
-def _find_comment(key: str, comments: Mapping[str, str]) -> str:
-    parts = key.split(".")
-    texts = [comments.get(".".join(parts[: n + 1]), "") for n in range(len(parts))]
-    return " ".join(text for text in dict.fromkeys(texts) if text)
+def _is_model(parent: type) -> TypeGuard[type[BaseModel]]:
+    return issubclass(parent, BaseModel)
 
 
 def find_page(key: str, comment: str = "") -> str:

@@ -23,7 +23,18 @@ RETIRED: dict[str, Any] = {
 have it at that value; at another, and on a command line, it is unknown.
 """
 
+_CONSTANTS = (
+    *(f"gateway.limits.{name}" for name in (
+        *("body_mb", "json_depth", "json_values", "bytes_per_token", "requests", "requests_mb"),
+        *("connections", "turns", "threads", "history_pieces", "history_mb"),
+        *("client_s", "text_s", "text_mb"),
+    )),
+    *("gateway.ping_s", "engine.host", "engine.start_s", "engine.max_running_requests"),
+    *("harness.command_s", "rollout.capture.patch_files", "rollout.deadlines.drain_s"),
+    "trainer.logits_chunk",
+)  # fmt: skip
 REPLACED = {
+    **dict.fromkeys(_CONSTANTS, "it is a constant now; leave it out"),
     "model.cache_dir": "the starting policy comes with agentrl and is not cached; leave it out",
     "model.warmup_steps": "the starting policy comes with agentrl; leave it out, or set "
     "model.path to a policy of your own",
@@ -83,15 +94,19 @@ def choice_of_kind(group: str, kind: object) -> str | None:
 
 @cache
 def choice_content(group: str, choice: str) -> dict[str, Any]:
-    """Return the keys of a choice, without its defaults for other sections (see ``layers``)."""
+    """Return the keys of a choice: the schema's defaults and, over them, those of its file, without
+    its defaults for other sections (see ``implied_defaults``).
+    """
+    from conf.schema_defaults import fill
+
     content = choice_file(group, choice)
-    return {key: value for key, value in content.items() if key != "other_sections"}
+    return fill(group, {key: value for key, value in content.items() if key != "other_sections"})
 
 
 def default_choices() -> dict[str, str]:
     """Return each group's default choice."""
     chosen: dict[str, str] = {}
-    for entry in root_content()["defaults"]:
+    for entry in _root_file()["defaults"]:
         if isinstance(entry, dict):
             chosen |= entry
     return chosen
@@ -102,9 +117,20 @@ def _root_file() -> dict[str, Any]:
     return _load(CONF_DIR / "config.yaml")
 
 
+@cache
 def root_content() -> dict[str, Any]:
-    """Return the content of ``config.yaml``, with its list of default choices."""
-    return dict(_root_file())
+    """Return the keys that are in no group, with their defaults."""
+    from conf.schema import Config
+    from conf.schema_defaults import fill, read_default
+
+    given = _root_file()
+    return {
+        name: fill(name, given.get(name, {}))
+        if field.is_required()
+        else given.get(name, read_default(field))
+        for name, field in Config.model_fields.items()
+        if name not in groups()
+    }
 
 
 def _load(file: Path) -> dict[str, Any]:

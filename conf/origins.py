@@ -1,4 +1,4 @@
-"""The origin of every value of a configuration: a YAML file, a stored file, the command line."""
+"""The origin of every value of a configuration: a default, a choice, a file, the command line."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from conf.keys import choice_content, flatten, groups, root_content
 
 
 def find_yaml_origins(choices: Mapping[str, str]) -> dict[str, str]:
-    """Return the origin of every default: the YAML file, and the other key that it follows."""
+    """Return the origin of every default: its choice, and the other key that it follows."""
     found: dict[str, str] = {}
     for group, choice in choices.items():
         for key, value in flatten(choice_content(group, choice), f"{group}."):
             found[key] = _describe_default(f"{group}={choice}", value)
-    for key, value in flatten({k: v for k, v in root_content().items() if k != "defaults"}):
-        found[key] = _describe_default("config.yaml", value)
-    return found | {f"{group}.kind": "config.yaml" for group in choices}
+    for key, value in flatten(root_content()):
+        found[key] = _describe_default("default", value)
+    return found | {f"{group}.kind": "default" for group in choices}
 
 
-def _describe_default(file: str, value: Any) -> str:
-    return f"{file}: {value}" if isinstance(value, str) and "${" in value else file
+def _describe_default(origin: str, value: Any) -> str:
+    return f"{origin}: {value}" if isinstance(value, str) and "${" in value else origin
 
 
 def overridden_keys(overrides: list[Override]) -> Iterator[str]:

@@ -19,11 +19,8 @@ from conf.schema import Config
 CHANGEABLE = (
     "engine.arguments",
     "engine.cache_tokens",
-    "engine.host",
-    "engine.max_running_requests",
     "engine.memory_fraction",
     "engine.port",
-    "engine.start_s",
     "engine.tensor_parallel",
     "engine.threads",
     "engine.url",

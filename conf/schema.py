@@ -32,7 +32,10 @@ from conf.sections.training import FanoutConfig, RoutingReplayConfig, TrainerCon
 class Config(Section):
     """The whole configuration of one run; every instance keeps the rules between its sections."""
 
-    seed: Annotated[int, Field(ge=0)]
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Seed of tasks, sampling and training. The starting policy of model=tiny does not depend on
+    it.
+    """
     run: RunConfig
     scenario: ScenarioConfig
     model: ModelConfig

@@ -1,25 +1,23 @@
-"""Write ``docs/keys.md`` and ``conf/keys.json``: ``python -m conf.write_reference``."""
+"""Render the page of keys (``docs/keys.md`` of the site) and the table by which a TAB knows them.
+
+Neither is in git: ``mkdocs build`` makes the page, ``conf.key_table`` keeps the table.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from itertools import groupby
-from pathlib import Path
 
 from conf.key_reference import KeyEntry, list_keys
-from conf.keys import CONF_DIR, default_choices, groups
+from conf.keys import default_choices, groups
 
-PAGE = CONF_DIR.parent / "docs" / "keys.md"
-TABLE = CONF_DIR / "keys.json"
 HEAD = """# Keys
 
-Every key with its type, default and comment, written from the schema and the YAML files by
-`python -m conf.write_reference`; a test compares. A chosen model, task, agent,
-engine or trainer has values of its own for some keys of other sections: `agentrl show KEY CHOICES…`
-prints a key with the value that counts, and where it comes from. `???`: the key has no default. How
-to set keys: [configuration](configuration.md).
+Every key with its type, default and comment, as the schema has them. A chosen model, task, agent,
+engine or trainer has values for some keys of other sections: `agentrl show KEY CHOICES…` prints a
+key with the value that counts, and where it comes from. `???`: the key has no default; `{…}`: data
+of the choice. How to set keys: [configuration](configuration.md).
 """
 
 
@@ -49,36 +47,21 @@ def _row(entry: KeyEntry) -> str:
 
 
 def render_table() -> str:
-    """Return the text of ``keys.json``: what the shells' completion needs, a key on each line."""
+    """Return what completion needs: the groups, and each key's choices, values and words."""
     known: dict[str, tuple[set[str], dict[str, None], str]] = {}
     for entry in list_keys():
         choices, values, words = known.setdefault(entry.key, (set(), {}, entry.comment))
         choices.update(entry.choices)
         values.update(dict.fromkeys(entry.values))
         known[entry.key] = choices, values, words
-    lines = [
-        f" {json.dumps(key)}: {json.dumps([sorted(choices), list(values), shorten(words)])}"
+    keys = {
+        key: (sorted(choices), list(values), shorten(words))
         for key, (choices, values, words) in sorted(known.items())
-    ]
-    head = {"groups": groups(), "defaults": default_choices()}
-    return json.dumps(head)[:-1] + ', "keys": {\n' + ",\n".join(lines) + "\n}}\n"
+    }
+    return json.dumps({"groups": groups(), "defaults": default_choices(), "keys": keys})
 
 
 def shorten(text: str) -> str:
     """Return the beginning of a comment, for a line of the shell's list."""
     first = re.split(r"(?<!e\.g)\. |; ", text)[0].rstrip(".")
     return first if len(first) <= 70 else f"{first[:69]}…"
-
-
-def write(folder: Path | None = None) -> Iterator[Path]:
-    """Write both files, and yield those that have changed."""
-    for file, text in ((PAGE, render_page()), (TABLE, render_table())):
-        target = file if folder is None else folder / file.name
-        if not target.exists() or target.read_text("utf-8") != text:
-            target.write_text(text, "utf-8")
-            yield target
-
-
-if __name__ == "__main__":
-    for path in write():
-        print(path)

@@ -11,11 +11,11 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from conf.cautions import find_cautions
 from conf.sections.cluster import SshLaunchConfig
 from conf.sections.cluster_model import TableModel
 from conf.sections.kubernetes import KubernetesLaunchConfig
 from conf.task_sets import list_sets
+from conf.warnings import find_warnings
 from launch.checkpoint_config import CheckpointConfigError, compare_checkpoint
 from launch.container_mounts import find_unmounted
 from launch.plan import JobPlan
@@ -41,7 +41,7 @@ def find_job_problems(plan: JobPlan) -> list[Problem]:
 
 def find_job_cautions(plan: JobPlan) -> list[str]:
     """Return a warning for each thing that is legal and seldom meant."""
-    return [*find_cautions(plan.job.config), *find_unmounted(plan.job)]
+    return [*find_warnings(plan.job.config), *find_unmounted(plan.job)]
 
 
 def _check_programs(plan: JobPlan) -> Iterator[str]:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from conf.errors import ConfigError
-from conf.key_numbers import find_key_numbers
+from conf.plan_numbers import find_key_numbers
 from conf.schema import Config
 from conf.sections.kubernetes import KubernetesLaunchConfig
 from launch import flags

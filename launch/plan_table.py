@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from conf.key_numbers import find_key_numbers
+from conf.plan_numbers import find_key_numbers
 from launch.memory import MemoryPlan, Phase, find_node_memory
 from launch.parameters import total_parameters
 from launch.plan import JobPlan

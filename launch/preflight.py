@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from conf.cautions import find_cautions
 from conf.errors import AgentrlError, ExitCode
 from conf.programs import PROGRAM_NAMES, command_directory, program_override, program_path
 from conf.schema import Config
@@ -35,6 +34,7 @@ from conf.sections.sandbox import (
     LocalSandboxConfig,
 )
 from conf.sections.section import ENGINE_KEY
+from conf.warnings import find_warnings
 from launch.checkpoint_config import compare_checkpoint
 from launch.sandbox_preflight import check_apptainer, check_containers, check_e2b
 from launch.served_policies import find_lost_output_layer
@@ -73,7 +73,7 @@ def find_problems(
         *_check_paths(config, run_dir, trains),
         *_check_architecture(config),
         *_check_ports(config, port_grace_s),
-        *(Problem(False, caution) for caution in find_cautions(config) if trains),
+        *(Problem(False, caution) for caution in find_warnings(config) if trains),
     ]
 
 

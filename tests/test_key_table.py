@@ -18,9 +18,8 @@ from omegaconf import OmegaConf
 from pydantic import BaseModel
 
 from conf.compose import compose
+from conf.dependent_keys import DEPENDENT, find_dependent
 from conf.errors import ConfigError
-from conf.idle import IDLE, find_idle
-from conf.inert import find_inert
 from conf.keys import choice_content, flatten, groups, lookup, root_content, to_dict
 from conf.schema import Config
 from launch import flags
@@ -48,14 +47,14 @@ Add a line to tests/key_table.txt, `KEY | with trainer=local | with trainer=slim
     settings … VALUE NAME another value changes this variable of the job's settings.sh
     refused … VALUE       the configuration is refused and names the key
     within OUTER VALUE    the key stands in values of OUTER, of which such a one is refused
-    inert                 another value than by default is refused, by conf/inert.py
+    inert                 another value than by default is refused, by conf/dependent_keys.py
     choice GROUP=CHOICE … the choice that has the key is refused with this trainer
     follows KEY           KEY has its value by default
     absent                a key of the other trainer's choice
     none REASON           it is no matter of a trainer
 A KEY that ends in a dot stands for all keys of a section. A key that a trainer would accept and
 ignore is a defect: let it act, or refuse it. One that does nothing beside another key's value is in
-conf/idle.py, with an example `idle KEY | OTHER=VALUE … VALUE` at the end of the table."""
+conf/dependent_keys.py, with an example `idle KEY | OTHER=VALUE … VALUE` at the end of the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +92,8 @@ def schema_keys() -> dict[str, list[str]]:
 
 def find_outer(key: str) -> str | None:
     """Return the key of the YAML files in whose values a key of the schema stands."""
+    if key.startswith("model.architecture."):  # data, of which a file has what it needs
+        return "model.architecture.layers"
     return next((name for name in yaml_keys() if key.startswith(f"{name}.")), None)
 
 
@@ -124,8 +125,7 @@ def yaml_keys() -> dict[str, list[str]]:
                 # the user's own variables: a key takes all of them
                 name = "harness.env" if key.startswith("harness.env.") else key
                 found.setdefault(name, []).append(choice)
-    content = {name: value for name, value in root_content().items() if name != "defaults"}
-    return found | {key: [""] for key, _ in flatten(content)}
+    return found | {key: [""] for key, _ in flatten(root_content())}
 
 
 def row_of(key: str) -> Row | None:
@@ -228,6 +228,15 @@ def plans(key: str, words: list[str]) -> tuple[JobPlan, JobPlan, str]:
     return plan_job(a_config(*others)), plan_job(a_config(*others, f"{key}={value}")), differs
 
 
+def nested(values: dict[str, Any]) -> dict[str, Any]:
+    """Return dotted keys as a tree."""
+    tree: dict[str, Any] = {}
+    for key, value in values.items():
+        *sections, name = key.split(".")
+        reduce(lambda node, part: node.setdefault(part, {}), sections, tree)[name] = value
+    return tree
+
+
 def check(key: str, trainer: str, words: list[str]) -> None:
     kind, rest = words[0], words[1:]
     if kind == "read":
@@ -258,8 +267,9 @@ def check(key: str, trainer: str, words: list[str]) -> None:
         assert f"trainer={trainer}" in named or "slime" in named, named
         assert rest[0] in named, named
     elif kind == "inert":
-        tree = {"trainer": {"kind": trainer}, key: "another"}
-        assert len(list(find_inert(tree, {key: "a default"}))) == 1, f"{key}: not in conf/inert.py"
+        tree = nested({"trainer.kind": trainer, key: "another"})
+        refused = list(find_dependent(tree, {key: "a default"}, [key], [key]))
+        assert refused, f"{key}: not in conf/dependent_keys.py"
     elif kind == "follows":
         group, _, name = rest[0].partition(".")
         values = [dict(flatten(choice_content(group, each))).get(name) for each in groups()[group]]
@@ -340,7 +350,7 @@ def faults_of_idle(trainer: str, values: dict[str, Any]) -> list[str]:
         section = reduce(lambda node, part: node[part], sections, tree)
         assert name in section, key
         section[name] = value
-    return list(find_idle(tree, defaults, values, values))
+    return list(find_dependent(tree, defaults, values, values))
 
 
 def trainers_with(keys: Iterable[str]) -> list[str]:
@@ -364,7 +374,9 @@ def test_a_key_that_another_leaves_idle_is_refused_by_name(example: IdleExample)
 def test_every_idle_key_has_an_example() -> None:
     """A pair of a key and one that decides about it is in the code and in the table, or in none."""
     written = {(each.key, other) for each in idle_examples() for other in each.others}
-    known = {(key, other) for idle in IDLE for key in idle.keys for other in idle.others}
+    known = {
+        (key, other) for row in DEPENDENT if row.fix for key in row.keys for other in row.others
+    }
     assert written == known, HELP
 
 

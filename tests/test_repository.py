@@ -16,9 +16,6 @@ from typing import Any
 
 import pytest
 
-from cli.complete_line import TABLE
-from cli.write_commands import render_table
-
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"cli", "conf", "launch", "runners"}
 FORBIDDEN_NAMES = {"utils", "helpers", "common", "manager", "base"}
@@ -199,7 +196,3 @@ def test_yaml_has_no_tabs_and_ends_with_a_newline() -> None:
             text = path.read_text("utf-8")
             assert "\t" not in text, path
             assert text.endswith("\n"), path
-
-
-def test_what_a_tab_knows_of_the_commands_is_up_to_date() -> None:
-    assert TABLE.read_text("utf-8") == render_table(), "run: python -m cli.write_commands"

@@ -19,12 +19,12 @@ class GroupedAttention(Section):
     groups: PositiveInt
     """Key-value heads."""
     head_dim: PositiveInt
-    rotary_share: Annotated[float, Field(gt=0, le=1)]
+    rotary_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of a head's dimensions that are rotated."""
-    qk_norm: bool
+    qk_norm: bool = False
     """RMSNorm on queries and keys."""
-    qkv_bias: bool
-    llama3_rope: bool
+    qkv_bias: bool = False
+    llama3_rope: bool = False
     """Low frequencies of the rotary embedding are divided by 8 (Llama 3.1, arXiv 2407.21783)."""
 
 
@@ -41,7 +41,7 @@ class LatentAttention(Section):
 
     kind: Literal["latent"]
     heads: PositiveInt
-    q_rank: PositiveInt | None
+    q_rank: PositiveInt | None = None
     """Rank of the queries' latent; null: queries are not compressed."""
     kv_rank: PositiveInt
     nope_dim: PositiveInt
@@ -49,7 +49,7 @@ class LatentAttention(Section):
     rope_dim: PositiveInt
     """Dimensions of a head that are rotated."""
     value_dim: PositiveInt
-    yarn: Yarn | None
+    yarn: Yarn | None = None
 
 
 class HybridAttention(Section):
@@ -60,7 +60,7 @@ class HybridAttention(Section):
     groups: PositiveInt
     """Key-value heads of a softmax layer."""
     head_dim: PositiveInt
-    rotary_share: Annotated[float, Field(gt=0, le=1)]
+    rotary_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of a head's dimensions that are rotated."""
     full_every: PositiveInt
     """Every ``full_every``-th layer is a softmax layer."""
@@ -83,37 +83,42 @@ class Experts(Section):
     """Experts per token."""
     ffn: PositiveInt
     """Intermediate size of one expert."""
-    dense_layers: Count
+    dense_layers: Count = 0
     """Number of first layers that have one dense feed-forward layer instead."""
-    shared_ffn: Count
+    shared_ffn: Count = 0
     """Intermediate size of the expert that sees every token; 0: none."""
-    shared_gate: bool
+    shared_gate: bool = False
     """The shared expert's output is gated."""
-    score: Literal["softmax", "sigmoid"]
+    score: Literal["softmax", "sigmoid"] = "softmax"
     """sigmoid: with a bias per expert that affects the choice only (arXiv 2408.15664)."""
-    scaling: PositiveFloat | None
+    scaling: PositiveFloat | None = None
     """Factor on the routed experts' weights; null: none."""
-    groups: PositiveInt
+    groups: PositiveInt = 1
     """Groups of experts; a token's experts are in ``top_groups`` of them (arXiv 2412.19437)."""
-    top_groups: PositiveInt
+    top_groups: PositiveInt = 1
 
 
 class Architecture(Section):
     """The architecture in a checkpoint's ``config.json``."""
 
-    spec: Literal["glm4", "glm5", "minimax_m2", "qwen3_5", "qwen3_next"] | None
+    spec: Literal["glm4", "glm5", "minimax_m2", "qwen3_5", "qwen3_next"] | None = None
     """slime's own builder of the layers, a module of ``slime_plugins.models``; null: Megatron's."""
     layers: PositiveInt
+    """Transformer layers, without the layer of multi-token prediction."""
     hidden: PositiveInt
-    dense_ffn: PositiveInt | None
+    """Width of the residual stream."""
+    dense_ffn: PositiveInt | None = None
     """Intermediate size of a dense feed-forward layer; null: the model has none."""
     vocabulary: PositiveInt
-    rotary_base: PositiveInt
-    norm_epsilon: PositiveFloat
-    tied: bool
+    """Rows of the embedding, padding included."""
+    rotary_base: PositiveInt = 1_000_000
+    """Base of the rotary embedding."""
+    norm_epsilon: PositiveFloat = 1e-6
+    """Epsilon of the norms."""
+    tied: bool = False
     """Embedding and output layer share one matrix."""
-    draft_layers: Count
+    draft_layers: Count = 0
     """Layers of multi-token prediction (MTP, arXiv 2404.19737), with which an engine can draft."""
     attention: Attention
-    experts: Experts | None
+    experts: Experts | None = None
     """null: every layer has one dense feed-forward layer."""

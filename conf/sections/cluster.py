@@ -41,47 +41,55 @@ JobName = Annotated[
 class ClusterLaunchConfig(Section):
     """Keys that all launchers of clusters share."""
 
-    name: JobName
+    name: JobName = "agentrl"
     """Name of the job, and of its directory below ``shared_dir``."""
-    nodes: PositiveInt
-    gpus_per_node: PositiveInt
-    gpu_memory_gib: PositiveFloat
-    """Memory of one GPU."""
+    nodes: PositiveInt = 8
+    """Number of nodes."""
+    gpus_per_node: PositiveInt = 8
+    """Number of GPUs of each node."""
+    gpu_memory_gib: PositiveFloat = 79.6
+    """Memory of one GPU, as nvidia-smi shows it (an 80 GB card has 81559 MiB)."""
     shared_dir: Path
     """Directory that all nodes see under this path, for checkpoints, logs and state."""
-    slime_dir: Path
-    megatron_dir: Path
-    python: str
+    slime_dir: Path = Path("/root/slime")
+    """slime's checkout; the default is its place in slime's image."""
+    megatron_dir: Path = Path("/root/Megatron-LM")
+    """Megatron-LM's checkout; the default is its place in slime's image."""
+    python: str = "python3"
     """The nodes' Python, with slime, Megatron, SGLang and agentrl."""
-    interface: str | None
+    interface: str | None = None
     """Network interface of NCCL and Gloo; null: they choose one."""
-    ray_port: FixedPort
-    dashboard_port: FixedPort
-    join_s: PositiveInt
+    ray_port: FixedPort = 6379
+    """Port of Ray's head."""
+    dashboard_port: FixedPort = 8265
+    """Port of Ray's dashboard, to which jobs are submitted."""
+    join_s: PositiveInt = 600
     """Seconds until all nodes must have joined."""
-    free_disk_gb: PositiveInt
-    """Least free space on a node's disk."""
-    env: tuple[Assignment, ...]
-    """More environment variables of the job, ``NAME=VALUE``."""
-    secrets: tuple[VariableName, ...]
-    """Names of environment variables that the job needs and that are written to no file. With
-    sandbox=e2b, E2B_API_KEY is always one of them.
+    free_disk_gb: PositiveInt = 100
+    """Least free space on a node's disk, in GB."""
+    env: tuple[Assignment, ...] = ()
+    """More environment variables of the job, ``'launch.env=["NAME=VALUE"]'``."""
+    secrets: tuple[VariableName, ...] = ()
+    """Names of environment variables that the job needs and that are written to no file, e.g.
+    [WANDB_API_KEY]. With sandbox=e2b, E2B_API_KEY is always one of them.
     """
-    extra_flags: tuple[str | int | float, ...]
-    """More arguments for slime's command line."""
-    ignore_memory: bool
+    extra_flags: tuple[str | int | float, ...] = ()
+    """More arguments for slime's command line, e.g. [--use-fault-tolerance]."""
+    ignore_memory: bool = False
     """Write the scripts even if the memory estimate says that the job cannot fit."""
 
 
 class SshLoginConfig(Section):
     """Login of the first host on the others; null: as its ssh configuration says."""
 
-    user: Annotated[str, Field(pattern=r"^[\w.-]+$"), expecting("a user's name")] | None
-    port: FixedPort | None
-    key: KeyFile | None
-    """File of the private key, on the first host."""
-    jump: Jump | None
-    """Hosts on the way."""
+    user: Annotated[str, Field(pattern=r"^[\w.-]+$"), expecting("a user's name")] | None = None
+    """User on the hosts."""
+    port: FixedPort | None = None
+    """Port of the hosts' ssh servers."""
+    key: KeyFile | None = None
+    """File of the private key, on the first host, e.g. ``~/.ssh/cluster``."""
+    jump: Jump | None = None
+    """Hosts on the way, [USER@]HOST[:PORT], with commas between several."""
 
 
 class SshLaunchConfig(ClusterLaunchConfig):

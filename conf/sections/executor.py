@@ -26,13 +26,14 @@ class RayExecutorConfig(Section):
     """Rollouts run on the nodes of a running Ray cluster that this machine is part of."""
 
     kind: Literal["ray"]
-    address: Annotated[str, AfterValidator(_address)] | None
+    address: Annotated[str, AfterValidator(_address)] | None = None
     """Address of the head, ``host:port``; null: RAY_ADDRESS, or the cluster of this machine."""
-    rollouts_per_node: PositiveInt
-    """Rollouts in flight on one node."""
-    driver_node: bool
+    rollouts_per_node: PositiveInt = 16
+    """Rollouts in flight on one node; ``rollout.concurrency`` is the limit for all nodes together.
+    """
+    driver_node: bool = True
     """True if the node on which the driver runs takes rollouts, too."""
-    patience_s: PositiveFloat
+    patience_s: PositiveFloat = 60
     """Seconds without any node that takes rollouts, after which the run ends; it can be resumed."""
 
 

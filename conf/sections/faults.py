@@ -47,9 +47,10 @@ class PlannedFaultsConfig(Section):
     """A fault plan that comes with agentrl. The first rule that applies to a hit wins."""
 
     kind: Literal["none", "flaky_sandbox", "flaky_engine", "slow", "chaos"]
-    seed: Annotated[int, Field(ge=0)]
+    seed: Annotated[int, Field(ge=0)] = 0
     """Decides, with the rollout's id, which hits meet a fault."""
-    rules: tuple[FaultRule, ...]
+    rules: tuple[FaultRule, ...] = ()
+    """``{where, when, what}``: see docs/when_it_fails.md."""
 
 
 class FileFaultsConfig(Section):
@@ -57,11 +58,11 @@ class FileFaultsConfig(Section):
 
     kind: Literal["file"]
     path: Path
-    """YAML file with ``seed`` and ``rules``."""
-    seed: Annotated[int, Field(ge=0)] | None
-    """null: the file's seed, or 0."""
-    rules: tuple[FaultRule, ...] | None
-    """null: the rules of the file."""
+    """YAML file with ``seed`` and ``rules``; it is read once, when the run is created."""
+    seed: Annotated[int, Field(ge=0)] | None = None
+    """Decides which hits meet a fault; null: the file's seed, or 0."""
+    rules: tuple[FaultRule, ...] | None = None
+    """Rules of the plan; null: those of the file."""
 
 
 FaultsConfig = Annotated[PlannedFaultsConfig | FileFaultsConfig, Field(discriminator="kind")]

@@ -11,61 +11,73 @@ from conf.sections.section import BaseUrl, Port, Section
 LAST_PORT = 65535
 
 
-class GatewayLimitsConfig(Section):
-    """Bounds on one session: whatever its sandbox sends, the other sessions are not slowed down."""
+class TextLimitsConfig(Section):
+    """The processes for long texts."""
 
-    body_mb: PositiveInt
-    """Size of a request body."""
-    json_depth: Annotated[int, Field(ge=16, le=128)]
+    text_workers: PositiveInt = 4
+    """Processes for long texts; they are started when the first one comes."""
+
+
+class GatewayLimitsConfig(TextLimitsConfig):
+    """Bounds on one session: whatever its sandbox sends, the other sessions are not slowed down.
+
+    Settings of the gateway, of which the configuration has ``text_workers`` alone.
+    """
+
+    body_mb: PositiveInt = 32
+    """Largest request body, in MB."""
+    json_depth: Annotated[int, Field(ge=16, le=128)] = 100
     """Nesting of a request's JSON. Parsers and templates recurse: beyond 128 they fail by it."""
-    json_values: PositiveInt
+    json_values: PositiveInt = 200000
     """Values in a request's JSON: the members of all its objects and lists."""
-    bytes_per_token: PositiveInt
+    bytes_per_token: PositiveInt = 16
     """A request with more bytes of text than this for each token of the context limit is refused as
     too long without being tokenised. Code has 3 to 4 bytes per token.
     """
-    requests: PositiveInt
+    requests: PositiveInt = 32
     """Requests of a session at once."""
-    requests_mb: PositiveInt
-    """Size of the bodies of a session's requests at once."""
-    connections: PositiveInt
+    requests_mb: PositiveInt = 64
+    """Size of the bodies of a session's requests at once, in MB."""
+    connections: PositiveInt = 64
     """Connections of a session at once."""
-    turns: PositiveInt
+    turns: PositiveInt = 5000
     """Turns of a session that was created without ``max_turns``."""
-    threads: PositiveInt
+    threads: PositiveInt = 256
     """Sub-agents (threads) of a session."""
-    history_pieces: PositiveInt
+    history_pieces: PositiveInt = 20000
     """Texts, calls and results that a session's history holds."""
-    history_mb: PositiveInt
-    """Text that a session's history holds, in memory and in the store."""
-    client_s: PositiveFloat
+    history_mb: PositiveInt = 256
+    """Text that a session's history holds, in memory and in the store, in MB."""
+    client_s: PositiveFloat = 60
     """Seconds for a client to send a request, or to take the next part of an answer."""
-    text_s: PositiveFloat
+    text_s: PositiveFloat = 30
     """Seconds to parse, render or tokenise one long text."""
-    text_workers: PositiveInt
-    """Processes for long texts; they are started when the first one comes."""
-    text_mb: PositiveInt
-    """Memory of each, beyond what it has after its start."""
+    text_mb: PositiveInt = 1024
+    """Memory of each process for long texts, beyond what it has after its start, in MB."""
 
 
 class GatewayConfig(Section):
     """The HTTP service that speaks the agents' dialects and records turns."""
 
-    host: str
-    port: Port
-    """With ``replicas`` the first of as many; 0: any free ones."""
-    public_url: BaseUrl | None
+    host: str = "127.0.0.1"
+    """Address that the gateway listens on."""
+    port: Port = 0
+    """Port that it listens on; 0: any free one. With ``replicas`` the first of as many."""
+    public_url: BaseUrl | None = None
     """URL at which sandboxes on other machines reach it (a public address, a tunnel); null: only
     sandboxes of this machine reach it.
     """
-    replicas: Annotated[int, Field(ge=1, le=64)]
-    """Processes that share the sessions, each at its own port."""
-    metrics_port: Annotated[int, Field(ge=1, le=LAST_PORT)] | None
-    """Port on 127.0.0.1 with figures for Prometheus, the first of as many as ``replicas``; null:
-    none.
+    replicas: Annotated[int, Field(ge=1, le=64)] = 1
+    """Processes that share the sessions, each at its own port; more than 1 where one core is too
+    few for all turns (docs/gateway.md). ``rollout.limits`` hold for all of them together,
+    ``gateway.limits`` are of one session, and of ``text_workers`` each has at least one.
     """
-    ping_s: PositiveFloat
-    """Seconds between SSE pings while the engine works."""
-    record_wire: bool
-    """Store each turn's request and answer as they were on the wire, secrets out."""
-    limits: GatewayLimitsConfig
+    metrics_port: Annotated[int, Field(ge=1, le=LAST_PORT)] | None = None
+    """Port on 127.0.0.1 with figures for Prometheus, the first of as many as ``replicas``, behind a
+    key (docs/sinks.md); null: none. Needs ``agentrl[prometheus]``.
+    """
+    record_wire: bool = False
+    """Also store each turn's request and answer as they were on the wire: headers, cache_control,
+    metadata; secrets are hidden (docs/look_at_a_run.md).
+    """
+    limits: TextLimitsConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, PositiveInt
 
@@ -19,7 +19,7 @@ from conf.sections.extensions import (
     ToolSubagentConfig,
 )
 from conf.sections.plugin import PluginConfig
-from conf.sections.section import Section, expecting
+from conf.sections.section import Follows, Section, expecting
 from conf.suggestions import suggest
 
 TASK = "{problem_statement}"
@@ -34,6 +34,13 @@ ProgramName = Annotated[
 ]
 
 
+MaxTokens = Annotated[
+    PositiveInt,
+    Follows("${sampling.max_new_tokens}"),
+    Field(description="``max_tokens`` of its requests; ``sampling.max_new_tokens`` is the limit."),
+]
+
+
 def _check_prompt(text: str) -> str:
     if TASK not in text:
         raise ValueError(f"does not contain {TASK}: the agent would not know its task")
@@ -45,15 +52,27 @@ class HarnessSection(Section):
 
     prompt: Annotated[str, AfterValidator(_check_prompt)] = TASK
     """Its prompt; ``{problem_statement}`` is the task's."""
+    max_turns: PositiveInt = 100
+    """Model calls of an attempt, those of sub-agents and compactions included; the gateway refuses
+    more.
+    """
+    memory_mb: PositiveInt = 4096
+    """Address space that it needs, in MB: default of ``sandbox.memory_mb``, which may not be less
+    with a program of others than ours.
+    """
+    cpu_s: PositiveInt = 1800
+    """Default of ``sandbox.cpu_s``."""
 
 
 class ExtensibleHarness(HarnessSection):
     """Keys of a program that takes more than ours."""
 
     system_prompt: Text | None = None
-    """Words that it adds to its own system prompt."""
+    """Words that are added to its own system prompt; null: none."""
     mcp_servers: Mapping[Name, McpServerConfig] = Field(default_factory=dict)
-    """Servers of further tools, by name."""
+    """Servers of further tools, started in the sandbox: ``{NAME: {command: …, args: […], env: {…},
+    directory: …}}``.
+    """
     arguments: tuple[str, ...] = ()
     """Further arguments of its command line, after ours."""
     env: Mapping[str, str] = Field(default_factory=dict)
@@ -68,14 +87,7 @@ class NativeHarnessConfig(HarnessSection):
     """agentrl's own small agent program."""
 
     kind: Literal["native"]
-    max_turns: PositiveInt
-    """Model calls before the agent stops."""
-    max_tokens: PositiveInt
-    """``max_tokens`` of its requests."""
-    memory_mb: PositiveInt
-    """Default of ``sandbox.memory_mb``."""
-    cpu_s: PositiveInt
-    """Default of ``sandbox.cpu_s``."""
+    max_tokens: MaxTokens
 
 
 class ClaudeCodeHarnessConfig(ExtensibleHarness):
@@ -83,23 +95,18 @@ class ClaudeCodeHarnessConfig(ExtensibleHarness):
 
     kind: Literal["claude_code"]
     agents: Mapping[Name, ToolSubagentConfig] = Field(default_factory=dict)
-    """Further sub-agents, by name."""
+    """Further sub-agents: ``{NAME: {description: …, prompt: …, tools: [Read, Grep]}}``."""
     tools: tuple[ToolName, ...] | None = None
-    """Its own tools that it has; null: those of the scenario."""
+    """Its own tools that it has; null: those of the scenario, which with sub-agents cannot be
+    replaced.
+    """
     disallowed_tools: tuple[ToolPattern, ...] = ()
-    """Tools, or uses of tools, that it refuses."""
+    """Tools, or uses of tools, that it refuses, such as ``'Bash(git push *)'``."""
     version: Version
     """The only version that is accepted."""
-    binary: Path | None
+    binary: Path | None = None
     """The program, or an npm tarball that holds it; null: the one ``agentrl check`` installed."""
-    max_turns: PositiveInt
-    """Model calls before it is stopped, including those of sub-agents and compactions."""
-    max_tokens: PositiveInt
-    """``max_tokens`` of its requests."""
-    memory_mb: PositiveInt
-    """Address space that it needs: default and least value of ``sandbox.memory_mb``."""
-    cpu_s: PositiveInt
-    """Default of ``sandbox.cpu_s``."""
+    max_tokens: MaxTokens
 
 
 class CodexHarnessConfig(ExtensibleHarness):
@@ -107,17 +114,13 @@ class CodexHarnessConfig(ExtensibleHarness):
 
     kind: Literal["codex"]
     agents: Mapping[Name, SubagentConfig] = Field(default_factory=dict)
-    """Further roles of its sub-agents, by name; it has no lists of tools."""
+    """Further roles of its sub-agents, with scenario=subagent or mixed: ``{NAME: {description: …,
+    prompt: …}}``. It has no lists of tools.
+    """
     version: Version
     """The only version that is accepted."""
-    binary: Path | None
+    binary: Path | None = None
     """The program, or an npm tarball that holds it; null: the one ``agentrl check`` installed."""
-    max_turns: PositiveInt
-    """Model calls before it is stopped, including those of sub-agents and compactions."""
-    memory_mb: PositiveInt
-    """Address space that it needs: default and least value of ``sandbox.memory_mb``."""
-    cpu_s: PositiveInt
-    """Default of ``sandbox.cpu_s``."""
 
 
 class MiniSweAgentHarnessConfig(HarnessSection):
@@ -126,20 +129,13 @@ class MiniSweAgentHarnessConfig(HarnessSection):
     kind: Literal["mini_swe_agent"]
     version: Version
     """The only version that is accepted."""
-    directory: Path | None
+    directory: Path | None = None
     """Directory that ``pip install --target`` made, for the Python inside the sandbox; null: the
     one ``agentrl check`` installed.
     """
-    max_turns: PositiveInt
-    """Model calls before it stops."""
-    max_tokens: PositiveInt
-    """``max_tokens`` of its requests."""
-    command_s: PositiveInt
+    max_tokens: MaxTokens
+    command_s: ClassVar[int] = 60
     """Time limit of one of its shell commands, in seconds."""
-    memory_mb: PositiveInt
-    """Default of ``sandbox.memory_mb``."""
-    cpu_s: PositiveInt
-    """Default of ``sandbox.cpu_s``."""
 
 
 PLACEHOLDERS = ("base_url", "api_key", "model", "prompt_file", "directory", "workdir")
@@ -190,24 +186,18 @@ class CommandHarnessConfig(HarnessSection):
     """
 
     kind: Literal["command"]
-    name: ProgramName
+    name: ProgramName = "command"
     """Name in records and messages."""
-    install: str | None
+    install: str | None = None
     """Shell command that installs the program on this machine into the directory in which it is
     started; null: the program is in the sandbox already. ``agentrl check`` runs it once.
     """
     run: Annotated[str, AfterValidator(_check_run)]
     """Shell command, started in the repository; the prompt is on its stdin too."""
-    env: dict[str, Template]
-    """Variables of its environment."""
-    files: tuple[HomeFile, ...]
-    """Files of its home directory, its own configuration."""
-    max_turns: PositiveInt
-    """Model calls of an attempt; the gateway refuses more."""
-    memory_mb: PositiveInt
-    """Default of ``sandbox.memory_mb``."""
-    cpu_s: PositiveInt
-    """Default of ``sandbox.cpu_s``."""
+    env: dict[str, Template] = Field(default_factory=dict)
+    """Variables of its environment; the key belongs here, and not into ``run``."""
+    files: tuple[HomeFile, ...] = ()
+    """Files of its home directory: a list of ``{path: …, content: …}``."""
 
     def __hash__(self) -> int:
         """Hash of all values; a mapping has none of its own."""
@@ -218,12 +208,6 @@ class CustomHarnessConfig(PluginConfig, HarnessSection):
     """An agent program of a plug-in (``runners/rollouts/harnesses/contract.py``)."""
 
     kind: Literal["custom"]
-    max_turns: PositiveInt
-    """Model calls of an attempt; the gateway refuses more."""
-    memory_mb: PositiveInt
-    """Default of ``sandbox.memory_mb``."""
-    cpu_s: PositiveInt
-    """Default of ``sandbox.cpu_s``."""
 
 
 ExternalHarnessConfig = ClaudeCodeHarnessConfig | CodexHarnessConfig | MiniSweAgentHarnessConfig

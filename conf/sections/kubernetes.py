@@ -49,26 +49,32 @@ Capability = Annotated[
 class PodConfig(Section):
     """Requests of each pod, which is a node of the job."""
 
-    resources: Mapping[str, Quantity]
-    """``cpu``, ``memory`` and ``ephemeral-storage`` are requested; a name with a domain, such as
-    ``rdma/rdma_shared_device_a``, is a device and a limit. GPUs are ``launch.gpus_per_node``.
+    resources: Mapping[str, Quantity] = Field(default_factory=dict)
+    """``cpu``, ``memory`` and ``ephemeral-storage`` are requested; a name with a domain is a device
+    and a limit: ``'launch.pod.resources={cpu:96,memory:1200Gi,rdma/rdma_shared_device_a:1}'``. GPUs
+    are ``launch.gpus_per_node``.
     """
-    node_selector: Mapping[str, LabelValue]
-    """Labels that a node must have."""
-    tolerations: tuple[Toleration, ...]
-    """Taints that a pod tolerates, ``KEY[=VALUE][:EFFECT]``."""
-    image_pull_secrets: tuple[ObjectName, ...]
-    host_network: bool
-    host_ipc: bool
-    capabilities: tuple[Capability, ...]
-    """Linux capabilities that are added; RDMA needs IPC_LOCK to pin memory."""
-    shared_memory: Quantity | None
+    node_selector: Mapping[str, LabelValue] = Field(default_factory=dict)
+    """Labels that a node must have, ``'launch.pod.node_selector={gpu.example/type:h100}'``."""
+    tolerations: tuple[Toleration, ...] = ()
+    """Taints that a pod tolerates, KEY[=VALUE][:EFFECT],
+    ``'launch.pod.tolerations=["nvidia.com/gpu:NoSchedule"]'``.
+    """
+    image_pull_secrets: tuple[ObjectName, ...] = ()
+    """Secrets with which the image is pulled."""
+    host_network: bool = False
+    """The node's own network."""
+    host_ipc: bool = False
+    """The node's own shared memory segments."""
+    capabilities: tuple[Capability, ...] = ()
+    """Linux capabilities that are added, e.g. [IPC_LOCK], with which RDMA pins memory."""
+    shared_memory: Quantity | None = None
     """Size of /dev/shm; null: half of the node's memory, and no more than the pod's limit."""
-    mounts: tuple[Mount, ...]
+    mounts: tuple[Mount, ...] = ()
     """More volumes, ``SOURCE:PATH[:ro]``: a directory of the node, or the name of a claim."""
-    overlay: Mapping[str, JsonValue]
-    """Pod template that is merged over the job's: ``{metadata: …, spec: …}``; containers are merged
-    by name, and the job's is called ``ray``.
+    overlay: Mapping[str, JsonValue] = Field(default_factory=dict)
+    """Pod template that is merged over the job's: {metadata: …, spec: …}. Containers are merged by
+    name, and the job's is called ``ray``; what the job sets itself is refused by name.
     """
 
     def __hash__(self) -> int:
@@ -82,8 +88,9 @@ class KubernetesLaunchConfig(ClusterLaunchConfig):
     kind: Literal["kubernetes"]
     image: str
     """Container image with slime, Megatron, SGLang, Ray and agentrl."""
-    namespace: str
-    secret: str
+    namespace: str = "default"
+    """Kubernetes namespace of the job."""
+    secret: str = "agentrl"
     """Kubernetes Secret whose keys are the names of the secret variables."""
     claim: str
     """PersistentVolumeClaim that is mounted at ``shared_dir``."""

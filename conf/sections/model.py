@@ -18,19 +18,19 @@ class TinyModelConfig(Section):
     """A Qwen3-MoE of about half a million parameters, which comes with agentrl."""
 
     kind: Literal["tiny"]
-    path: Path | None
+    path: Path | None = None
     """Directory of the starting weights (safetensors + config.json); null: those that come with
     agentrl.
     """
-    tokenizer: Path | None
+    tokenizer: Path | None = None
     """Directory of the tokenizer (tokenizer.json); null: that of ``path``, or the one that comes
     with agentrl.
     """
-    renderer: str
+    renderer: str = "qwen3"
     """Renderer family of the `renderers` library; ``chat_template``: the model's own template, with
     SGLang's parsers, and without exact continuation.
     """
-    max_context_tokens: PositiveInt
+    max_context_tokens: PositiveInt = 1024
     """Longest prompt + completion, in tokens."""
 
 
@@ -38,7 +38,7 @@ class LocalModelConfig(Section):
     """Any model directory on disk, for an engine that is already running."""
 
     kind: Literal["local"]
-    path: Path | None
+    path: Path | None = None
     """Directory of the starting weights; only a trainer needs it."""
     tokenizer: Path
     """Directory of the tokenizer (tokenizer.json)."""
@@ -46,7 +46,7 @@ class LocalModelConfig(Section):
     """Renderer family of the `renderers` library; ``chat_template``: the model's own template, with
     SGLang's parsers, and without exact continuation.
     """
-    max_context_tokens: PositiveInt
+    max_context_tokens: PositiveInt = 32768
     """Longest prompt + completion, in tokens."""
 
 
@@ -54,7 +54,7 @@ class EndpointModelConfig(Section):
     """The model behind an API of texts (``engine=openai``): no weights, tokenizer or template."""
 
     kind: Literal["endpoint"]
-    max_context_tokens: PositiveInt
+    max_context_tokens: PositiveInt = 131072
     """Longest prompt + completion, in tokens as the endpoint counts them."""
 
     @property

@@ -30,32 +30,36 @@ def _check_store(uri: str) -> str:
 class WandbConfig(Section):
     """Steps as a run of Weights & Biases; the key of the account is ``WANDB_API_KEY``."""
 
-    project: str | None
-    """null: nothing is sent there."""
-    entity: str | None
+    project: str | None = None
+    """Project; null: nothing is sent. The key of the account is WANDB_API_KEY, or what `wandb
+    login` stored.
+    """
+    entity: str | None = None
     """Team or user; null: the account's own."""
-    name: str | None
+    name: str | None = None
     """Name of the run; null: that of its directory."""
-    mode: Literal["online", "offline"]
-    """offline: files in the run directory, which ``wandb sync`` sends later."""
+    mode: Literal["online", "offline"] = "online"
+    """online, or offline: files in RUN/trackers, which `wandb sync` sends later."""
 
 
 class MlflowConfig(Section):
     """Steps as a run of MLflow; credentials are MLflow's own environment variables."""
 
-    uri: Annotated[str, AfterValidator(_check_store)] | None
-    """Tracking server or store; null: nothing is sent there."""
-    experiment: str
-    """It is created if it is not there."""
-    name: str | None
+    uri: Annotated[str, AfterValidator(_check_store)] | None = None
+    """Tracking server, e.g. http://127.0.0.1:5000; null: nothing is sent."""
+    experiment: str = "agentrl"
+    """Experiment; it is created if it is not there."""
+    name: str | None = None
     """Name of the run; null: that of its directory."""
 
 
 class OtlpConfig(Section):
     """Spans of rollouts, to an OpenTelemetry collector (OTLP over HTTP)."""
 
-    url: BaseUrl | None
-    """Base URL of the collector; null: nothing is sent."""
+    url: BaseUrl | None = None
+    """Base URL of a collector that takes OTLP over HTTP, e.g. http://127.0.0.1:4318; null: nothing
+    is sent.
+    """
 
 
 Price = Annotated[float, Field(ge=0)]
@@ -64,33 +68,34 @@ Price = Annotated[float, Field(ge=0)]
 class PricesConfig(Section):
     """Prices, in any currency, with which reports reckon; null: what it buys is not priced."""
 
-    gpu_hour: Price | None
-    """Of the GPUs of a job, or of the local trainer."""
-    sandbox_hour: Price | None
-    """In which an attempt holds a sandbox."""
-    input_token_million: Price | None
-    """Of the prompts of all turns."""
-    output_token_million: Price | None
-    """Of sampled tokens."""
+    gpu_hour: Price | None = None
+    """An hour of each GPU of a job, or of the local trainer with trainer.device=cuda."""
+    sandbox_hour: Price | None = None
+    """An hour in which an attempt holds a sandbox."""
+    input_token_million: Price | None = None
+    """A million tokens of prompts."""
+    output_token_million: Price | None = None
+    """A million sampled tokens."""
 
 
 class ObserveConfig(Section):
     """Display, metrics files and diagnostics."""
 
-    dashboard: Literal["auto", "on", "off"]
-    """auto: only if stderr is a terminal."""
-    tensorboard: bool
+    dashboard: Literal["auto", "on", "off"] = "auto"
+    """Live view in the terminal: auto (only if stderr is a terminal), on, off."""
+    tensorboard: bool = True
+    """Write TensorBoard event files into the run directory."""
     wandb: WandbConfig
     mlflow: MlflowConfig
     otlp: OtlpConfig
     prices: PricesConfig
-    sinks: tuple[Annotated[PluginConfig, by_name("sinks")], ...]
-    """Plug-ins that receive each step's metrics."""
-    watchdog_s: Annotated[float, Field(ge=0)]
-    """Seconds after which a blocked event loop (driver, gateway, engine) is described in a file; 0:
-    off.
+    sinks: tuple[Annotated[PluginConfig, by_name("sinks")], ...] = ()
+    """Plug-ins that receive each step's metrics: a list of targets, or of {target: T, options: {…}}
+    (docs/extending.md).
     """
-    stuck_s: Annotated[float, Field(ge=0)]
+    watchdog_s: Annotated[float, Field(ge=0)] = 15
+    """Seconds after which a blocked event loop is described in RUN/diagnostics; 0: off."""
+    stuck_s: Annotated[float, Field(ge=0)] = 900
     """Seconds without progress (a stage, a turn) after which an attempt is described in a file; 0:
     off. It is not ended: deadlines do that.
     """

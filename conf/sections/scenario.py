@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
-from conf.sections.section import Section
+from conf.sections.section import Follows, Section
 
 
 class LinearScenarioConfig(Section):
@@ -21,20 +21,23 @@ class SubagentScenarioConfig(Section):
     kind: Literal["subagent"]
 
 
-class CompactScenarioConfig(Section):
+class _SummarisingScenario(Section):
+    window_tokens: Annotated[PositiveInt, Follows("${fraction:${model.max_context_tokens},5,6}")]
+    """Tokens of a turn's prompt and answer; above it the agent requests a summary and continues
+    from that. The default leaves a sixth of the window for the summary: 80,000 of 96,000.
+    """
+
+
+class CompactScenarioConfig(_SummarisingScenario):
     """A history that outgrows its window is replaced by the policy's own summary."""
 
     kind: Literal["compact"]
-    window_tokens: PositiveInt
-    """Tokens of a turn's prompt and answer; above it the history is replaced by a summary."""
 
 
-class MixedScenarioConfig(Section):
+class MixedScenarioConfig(_SummarisingScenario):
     """Investigators and summaries."""
 
     kind: Literal["mixed"]
-    window_tokens: PositiveInt
-    """Tokens of a turn's prompt and answer; above it the history is replaced by a summary."""
 
 
 ScenarioKind = Literal["linear", "subagent", "compact", "mixed"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import (
@@ -57,9 +58,28 @@ def expecting(text: str) -> WrapValidator:
     return WrapValidator(validate)
 
 
+@dataclass(frozen=True, slots=True)
+class Follows:
+    """Mark a key whose default follows from other keys.
+
+    pydantic sees no default: what is composed has the value.
+    """
+
+    expression: str
+    """Interpolation of OmegaConf with the functions of ``resolvers``: ``${run.steps}``."""
+
+
 class Section(BaseModel):
-    """One section of the configuration."""
+    """One section of the configuration.
+
+    A field is said once: its type and range, its default, and below it the string that describes
+    it in `agentrl show KEY` and in the reference of keys. YAML files hold what differs.
+    """
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=()
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        use_attribute_docstrings=True,
     )

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import AfterValidator, Field, PositiveInt, Tag
 
 from conf.sections.plugin import BY_NAME, SELECT, ByTarget, PluginConfig, by_name
-from conf.sections.section import Section, expecting
+from conf.sections.section import Follows, Section, expecting
 
 FormatName = Literal[
     "auto",
@@ -50,21 +50,41 @@ class BugfixTaskConfig(Section):
     """Generated git repositories, each with one bug and real tests."""
 
     kind: Literal["bugfix"]
-    train_tasks: PositiveInt
+    train_tasks: PositiveInt = 512
     """Tasks in the training split."""
-    held_out_tasks: PositiveInt
+    held_out_tasks: PositiveInt = 128
     """Tasks in the held-out split, which shares no repository with the training split."""
-    held_out_kinds: HeldOutKinds
+    held_out_kinds: HeldOutKinds = "trained"
     """Kinds of their bugs. ``trained``: those of the training split; ``new``: others, of which
     neither training nor the starting policy's demonstrations show a fix.
     """
-    canaries: Literal[0, 1, 2]
+    canaries: Literal[0, 1, 2] = 1
     """Check solved patches with canaries: changed copies of the tests, which a right solution must
     fail. 0: off; 1: one per solved patch; 2: also the same tests in other words.
     """
 
 
-class TaskFileConfig(Section):
+class GradedSet(Section):
+    """Keys of the grading of a set's tasks."""
+
+    grader: TaskGrader = "auto"
+    """Judge of rows with an eval script. ``official``: the package ``swebench`` reads the log;
+    ``own``: our pytest plugin reports; ``auto``: official for SWE-bench's own rows, and for tests
+    of other programs than pytest, if the package is installed. Or a plug-in, which grades every row
+    of the set.
+    """
+    flaky_reruns: Annotated[int, Field(ge=0)] = 1
+    """Further gradings when only pass-to-pass tests fail, which may be chance; one good run
+    decides.
+    """
+    canaries: Literal[0, 1, 2] = 1
+    """Check solved patches with canaries: changed copies of the tests, which a right solution must
+    fail. 0: off; 1: one per solved patch, and where an exit code decides also the same tests in
+    other words; 2: always both.
+    """
+
+
+class TaskFileConfig(GradedSet):
     """A set of tasks in any of the row schemas."""
 
     kind: str
@@ -72,11 +92,12 @@ class TaskFileConfig(Section):
     """JSONL, JSON or Parquet file, Harbor task directories, or a dataset on the hub:
     ``OWNER/NAME[@REVISION][:SPLIT]``.
     """
-    format: TaskFormat
-    """Schema of the rows. ``auto``: detected for each row by fields that no other schema has; a row
-    that could be two is refused. Or a plug-in that reads ``path`` and yields rows of these schemas.
+    format: TaskFormat = "auto"
+    """Schema of the rows (docs/tasks.md). ``auto``: detected for each row by fields that no other
+    schema has; a row that could be two is refused. Or a plug-in that reads ``path`` and yields rows
+    of these schemas.
     """
-    repositories: Path | None
+    repositories: Path | None = None
     """Directory of clones (``owner/name``, ``owner__name.git`` or ``….bundle``), for rows without
     ``repo_path``.
     """
@@ -85,29 +106,16 @@ class TaskFileConfig(Section):
     text with one id or glob a line, its reason after ``#``. ``known_bad``: published tasks whose
     reference patch fails for everybody, of which any may be missing.
     """
-    grader: TaskGrader
-    """Judge of rows with an eval script. ``official``: the package ``swebench`` reads the log;
-    ``own``: our pytest plugin reports; ``auto``: official for SWE-bench's own rows, and for tests
-    of other programs than pytest, if the package is installed. Or a plug-in, which grades every row
-    of the set.
-    """
-    flaky_reruns: Annotated[int, Field(ge=0)]
-    """Further gradings when only pass-to-pass tests fail, which may be chance; one good run
-    decides.
-    """
-    canaries: Literal[0, 1, 2]
-    """Check solved patches with canaries: changed copies of the tests, which a right solution must
-    fail. 0: off; 1: one per solved patch, and where an exit code decides also the same tests in
-    other words; 2: always both.
-    """
 
 
 class SwebenchTaskConfig(TaskFileConfig):
     """SWE-bench instances, for evaluation only."""
 
     kind: Literal["swebench"]
-    path: str | None
-    """As above; null: a small built-in set."""
+    path: str | None = None
+    """JSONL, JSON or Parquet file, Harbor task directories, or a dataset on the hub:
+    ``OWNER/NAME[@REVISION][:SPLIT]``; null: a small built-in set.
+    """
 
 
 class JsonlTaskConfig(TaskFileConfig):
@@ -115,7 +123,7 @@ class JsonlTaskConfig(TaskFileConfig):
 
     kind: Literal["jsonl"]
     path: str
-    held_out_tasks: Annotated[int, Field(ge=0)]
+    held_out_tasks: Annotated[int, Field(ge=0), Follows("${run.eval_tasks}")]
     """Number of tasks that are held out; the seed and their ids choose them."""
 
 
@@ -155,21 +163,21 @@ def _check_names(sets: tuple[MixedSetConfig, ...]) -> tuple[MixedSetConfig, ...]
     return sets
 
 
-class MixtureConfig(Section):
+class MixtureConfig(GradedSet):
     """Several sets of tasks."""
 
     kind: Literal["mixture"]
     sets: Annotated[tuple[MixedSetConfig, ...], Field(min_length=1), AfterValidator(_check_names)]
-    """The sets, each with its weight."""
-    grader: TaskGrader
-    flaky_reruns: Annotated[int, Field(ge=0)]
-    canaries: Literal[0, 1, 2]
+    """The sets: ``[{path:a.jsonl,weight:3},{path:b.jsonl,weight:1}]``. ``weight`` (1 by default):
+    share of the tasks that are drawn, or in an evaluation of ``run.eval_tasks``; also ``name``,
+    ``format``, ``repositories`` and ``exclude``, which may be absent.
+    """
 
 
 class MixtureTaskConfig(MixtureConfig):
     """Several sets of tasks, for training."""
 
-    held_out_tasks: Annotated[int, Field(ge=0)]
+    held_out_tasks: Annotated[int, Field(ge=0), Follows("${run.eval_tasks}")]
     """Number of tasks, of all sets together, that are held out."""
 
 
@@ -207,29 +215,33 @@ class VerdictRewardConfig(Section):
     """Reward from the graded tests; penalties are off unless they are set."""
 
     kind: Literal["tests"]
-    solved: float
-    unsolved: float
-    partial_credit: Annotated[float, Field(ge=0)]
+    solved: float = 1.0
+    """Reward if all fail-to-pass and pass-to-pass tests pass."""
+    unsolved: float = 0.0
+    """Reward if they do not."""
+    partial_credit: Annotated[float, Field(ge=0)] = 0.0
     """Added to ``unsolved``, times the share of fail-to-pass tests that pass, if every pass-to-pass
     test passes. 0: a part of a task pays nothing.
     """
-    turn_penalty: Annotated[float, Field(ge=0)]
+    turn_penalty: Annotated[float, Field(ge=0)] = 0.0
     """Subtracted from a rollout of ``turn_budget`` turns or more; fewer cost in proportion."""
-    turn_budget: PositiveInt
+    turn_budget: Annotated[PositiveInt, Follows("${harness.max_turns}")]
     """Turns that cost the whole ``turn_penalty``."""
-    length_penalty: Annotated[float, Field(ge=0)]
+    length_penalty: Annotated[float, Field(ge=0)] = 0.0
     """Subtracted from a rollout of ``token_budget`` sampled tokens or more; fewer cost in
     proportion.
     """
-    token_budget: PositiveInt
+    token_budget: Annotated[PositiveInt, Follows("${model.max_context_tokens}")]
     """Sampled tokens that cost the whole ``length_penalty``."""
-    overlong_penalty: Annotated[float, Field(ge=0)]
+    overlong_penalty: Annotated[float, Field(ge=0)] = 0.0
     """Subtracted from a rollout of ``token_budget`` sampled tokens or more, and in proportion from
     one that ends in the budget's last ``overlong_tokens`` (DAPO, arXiv 2503.14476).
     """
-    overlong_tokens: PositiveInt
+    overlong_tokens: Annotated[
+        PositiveInt, Follows("${greatest:1,${fraction:${reward.token_budget},1,5}}")
+    ]
     """Sampled tokens over which ``overlong_penalty`` rises."""
-    malformed_penalty: Annotated[float, Field(ge=0)]
+    malformed_penalty: Annotated[float, Field(ge=0)] = 0.0
     """Taken off once if the rollout contains a malformed tool call."""
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conf.errors import AgentrlError, ConfigError
-from conf.exactness import describe_inexactness
-from conf.key_numbers import find_key_numbers
+from conf.exact_tokens import describe_inexactness
+from conf.plan_numbers import find_key_numbers
 from conf.schema import Config
 from launch.local import plan_local_run
 from launch.preflight import PreflightError, Problem, find_problems

@@ -1,12 +1,10 @@
-"""Writes or checks the published JSON schemas, which are generated from pydantic models.
+"""Writes the JSON schemas of what is exported: ``python -m runners.campaigns.schema DIR``.
 
-python -m runners.campaigns.schema            # write them
-python -m runners.campaigns.schema --check    # exit status 1 if one is not up to date
+They are those of the pydantic models; the site of the documentation has them too.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -17,45 +15,28 @@ from runners.campaigns.evaluation.report import EvaluationReport
 from runners.observe.export.sft import MessagesLine, TokensLine
 from runners.observe.export.trajectory import Trajectory
 
-_RUNNERS = Path(__file__).parents[1]
-SCHEMAS: dict[Path, type[BaseModel]] = {
-    _RUNNERS / "export" / "trajectory.schema.json": Trajectory,
-    _RUNNERS / "export" / "sft_messages.schema.json": MessagesLine,
-    _RUNNERS / "export" / "sft_tokens.schema.json": TokensLine,
-    _RUNNERS / "evaluation" / "report.schema.json": EvaluationReport,
+SCHEMAS: dict[str, type[BaseModel]] = {
+    "trajectory.schema.json": Trajectory,
+    "sft_messages.schema.json": MessagesLine,
+    "sft_tokens.schema.json": TokensLine,
+    "report.schema.json": EvaluationReport,
 }
-"""Each published file and the model that it describes."""
+"""Each file and the model that it describes."""
 
 
-def json_schema(path: Path) -> str:
-    """Return the text of a published schema, generated anew."""
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": path.name}
-    schema = head | SCHEMAS[path].model_json_schema()
+def json_schema(name: str) -> str:
+    """Return the text of a schema."""
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": name}
+    schema = head | SCHEMAS[name].model_json_schema()
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
-def outdated() -> list[Path]:
-    """Return the published schemas that are not what their models say."""
-    return [
-        path
-        for path in SCHEMAS
-        if not path.is_file() or path.read_text("utf-8") != json_schema(path)
-    ]
-
-
-def main() -> int:
-    """Write the schemas, or name those that need writing."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--check", action="store_true", help="write nothing, exit with 1 instead")
-    check = parser.parse_args().check
-    for path in outdated():
-        if not check:
-            path.write_text(json_schema(path), "utf-8")
-        sys.stdout.write(f"{path.name} {'is out of date' if check else 'written'}\n")
-        if check:
-            return 1
-    return 0
+def write_schemas(folder: Path) -> None:
+    """Write all schemas into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in SCHEMAS:
+        (folder / name).write_text(json_schema(name), "utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    write_schemas(Path(sys.argv[1]))

@@ -33,6 +33,9 @@ from conf.sections.training import SlimeTrainerConfig
 from runners.records.routing import RoutingShape
 from runners.system.processes.ports import PATIENCE_S
 
+PING_S = 10.0
+"""Seconds between server-sent-event pings while the engine generates."""
+
 
 @dataclass(frozen=True, slots=True)
 class SessionSampling:
@@ -161,8 +164,8 @@ class GatewaySettings(BaseModel):
             sampling=SessionSampling(
                 sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_new_tokens
             ),
-            ping_s=config.gateway.ping_s,
-            limits=config.gateway.limits,
+            ping_s=PING_S,
+            limits=GatewayLimitsConfig.model_validate(config.gateway.limits.model_dump()),
             turn_s=config.rollout.deadlines.turn_s,
             engine_attempts=limits.engine_attempts,
             engine_calls_per_s=limits.engine_calls_per_s,

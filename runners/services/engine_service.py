@@ -87,7 +87,6 @@ def _embedded_settings(
         "tokenizer": str(tokenizer),
         "host": engine.host,
         "port": engine.port,
-        "max_running_requests": engine.max_running_requests,
         "cache_tokens": engine.cache_tokens,
         "max_context_tokens": config.model.max_context_tokens,
         "threads": engine.threads or os.cpu_count() or 1,

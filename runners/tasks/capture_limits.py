@@ -32,7 +32,6 @@ class CaptureLimits:
         """Return the limits that a configuration names."""
         return cls(
             patch_bytes=int(config.patch_mb * MB),
-            patch_files=config.patch_files,
             workspace_bytes=config.workspace_mb * MB,
             workspace_files=config.workspace_files,
         )

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from cli.complete_line import VARIABLE
+from cli.complete_words import VARIABLE
 from tests.fakes.records import example_run
 
 BUDGET_S = 0.25

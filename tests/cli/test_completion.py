@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import select
@@ -16,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from cli.complete_line import TABLE, VARIABLE, complete_line, print_completions
-from cli.complete_words import COMPLETERS
+from cli.complete_line import complete_line, print_completions, read_commands
+from cli.complete_words import COMPLETERS, VARIABLE
 from cli.completion import SCRIPTS
 from runners.campaigns.evaluation.benchmarks import BENCHMARKS
 from runners.records.store.run_store import RunStore
@@ -171,7 +170,7 @@ def test_every_value_is_completed_or_known_to_be_a_path_or_free() -> None:
 
     unknown = {
         metavar
-        for metavar in values(json.loads(TABLE.read_text("utf-8")))
+        for metavar in values(read_commands())
         if metavar not in {*free, *COMPLETERS} and not metavar.startswith("[")
     }
     assert not unknown

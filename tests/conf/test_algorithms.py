@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from conf.cautions import find_cautions
 from conf.compose import compose, to_json
 from conf.errors import ConfigError
 from conf.sections.task import find_part_weights
+from conf.warnings import find_warnings
 
 SLIME = [
     *("trainer=slime", "model=qwen3_30b_a3b", "model.path=weights", "launch=ssh"),
@@ -241,7 +241,7 @@ def test_of_a_stored_configuration_only_what_is_changed_is_judged() -> None:
 def test_a_legal_combination_that_is_seldom_meant_is_warned_of(
     lines: list[str], caution: str | None
 ) -> None:
-    found = list(find_cautions(compose(lines)))
+    found = list(find_warnings(compose(lines)))
     assert len(found) == (caution is not None)
     assert caution is None or caution in found[0]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 from functools import cache
 from pathlib import Path
 from typing import get_args
@@ -13,11 +12,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.compose import _composed, changed_keys, compose, from_json, to_json, to_yaml
+from conf.compose import (
+    _composed,
+    _load_defaults,
+    _read_with_hydra,
+    changed_keys,
+    compose,
+    from_json,
+    to_json,
+    to_yaml,
+)
 from conf.errors import ConfigError, ExitCode
-from conf.exactness import ENDPOINTS
-from conf.keys import CONF_DIR, choice_content, groups
+from conf.exact_tokens import ENDPOINTS
+from conf.implied_defaults import OTHER_SECTIONS
+from conf.keys import (
+    CONF_DIR,
+    choice_content,
+    choice_file,
+    default_choices,
+    flatten,
+    groups,
+    set_config_dir,
+)
 from conf.schema import Config
+from conf.schema_defaults import fill
 from conf.sections.cluster_model import TableModel
 
 SLIME = [
@@ -105,18 +123,23 @@ def test_a_choice_of_one_group_composes_with_each_of_another() -> None:
         assert (config.engine.kind, config.model.kind) == (first, second)
 
 
-def test_every_yaml_key_has_a_comment() -> None:
-    folder = Path(__file__).parents[2] / "conf"
-    for file in folder.rglob("*.yaml"):
-        # without block scalars, which are texts for other programs
-        text = re.sub(r"^( *).*: \|\n(\1 +.*\n|\n)+", "", file.read_text("utf-8"), flags=re.M)
-        lines = text.splitlines()
-        for above, line in itertools.pairwise(lines):
-            key = line.strip().partition(":")[0]
-            plain = key and not key.startswith(("#", "-")) and key not in ("defaults", "kind")
-            section = line.endswith(":")
-            if plain and not section:
-                assert above.strip().startswith("#"), f"{file.name}: {line}"
+@pytest.mark.parametrize(("group", "choice"), CHOICES)
+def test_a_file_holds_only_what_differs_from_the_schema(group: str, choice: str) -> None:
+    content = {k: v for k, v in choice_file(group, choice).items() if k != OTHER_SECTIONS}
+    bare = dict(flatten(fill(group, {"kind": content["kind"]})))
+    said_twice = {
+        key for key, value in flatten(content) if key != "kind" and bare.get(key, ...) == value
+    }
+    assert not said_twice
+
+
+def test_hydra_reads_the_built_in_files_as_we_do(tmp_path: Path) -> None:
+    choices = default_choices() | {"model": "glm4_7_flash", "harness": "aider", "launch": "slurm"}
+    set_config_dir(tmp_path)
+    try:
+        assert _read_with_hydra(choices) == _load_defaults(choices)
+    finally:
+        set_config_dir(None)
 
 
 def test_all_faults_are_reported_at_once() -> None:

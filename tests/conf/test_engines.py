@@ -6,7 +6,7 @@ import pytest
 
 from conf.compose import compose, from_json, to_json
 from conf.errors import ConfigError
-from conf.exactness import describe_inexactness
+from conf.exact_tokens import describe_inexactness
 
 VLLM = (
     *("engine=vllm", "engine.url=http://127.0.0.1:8000/v1", "model=local"),

@@ -42,9 +42,7 @@ def leaves(tree: Mapping[str, Any], wrong: Any) -> dict[str, Any]:
 
 def trees(wrong: Any) -> Iterator[dict[str, Any]]:
     """Yield wrong trees that together have every section, and every choice of every group."""
-    yield leaves(
-        {name: value for name, value in root_content().items() if name != "defaults"}, wrong
-    )
+    yield leaves(root_content(), wrong)
     for group, names in groups().items():
         for name in names:
             yield leaves({group: choice_content(group, name)}, wrong)

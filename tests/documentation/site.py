@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).parents[2] / "docs"
+GENERATED = "keys.md"
+"""Page that is made with the site."""
 _LINK = re.compile(r"(?<!!)\[([^\[\]]*)\]\((\.\.?/[^)\s]*)\)")
 
 
@@ -43,6 +45,19 @@ def on_config(config: Any) -> Any:
     ]
     config["mdx_configs"]["toc"] = {"slugify": slugify, "permalink": True}
     return config
+
+
+def on_files(files: Any, *, config: Any) -> Any:
+    """Add what is made of the code: the page of keys, the JSON schemas of what is exported."""
+    from mkdocs.structure.files import File
+
+    from conf.write_reference import render_page
+    from runners.campaigns.schema import SCHEMAS, json_schema
+
+    files.append(File.generated(config, GENERATED, content=render_page()))
+    for name in SCHEMAS:
+        files.append(File.generated(config, f"schemas/{name}", content=json_schema(name)))
+    return files
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:

@@ -5,8 +5,8 @@ meaning; a test compares them with the package's own report. They are about the 
 each task, as in ``predictions.jsonl``. Rates are over valid rollouts only: an infrastructure
 failure is never counted as unsolved.
 
-``report.schema.json`` is generated from these models by ``python -m runners.campaigns.schema`` and
-published beside them; a change that breaks readers raises ``report_version``.
+``python -m runners.campaigns.schema DIR`` writes their JSON schema; a change that breaks readers
+raises ``report_version``.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from conf.errors import AgentrlError, ConfigError, ExitCode
-from conf.key_numbers import find_short_window
+from conf.plan_numbers import find_short_window
 from conf.schema import Config
 from conf.sections.engine import FixedEngineConfig, SglangEngineConfig
 from conf.sections.model import EndpointModelConfig, TinyModelConfig

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from conf.errors import AgentrlError, ExitCode
-from conf.exactness import describe_inexactness
+from conf.exact_tokens import describe_inexactness
 from conf.targets import FORM
 from runners.observe.export.build import build_trajectory
 from runners.observe.export.contract import AddRollout, Decode, ExportedRollout, ExportedRun

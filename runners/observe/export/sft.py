@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from conf.exactness import describe_inexactness
+from conf.exact_tokens import describe_inexactness
 from runners.observe.export.contract import AddRollout, ExportedRollout, ExportedRun
 from runners.observe.export.derive import Part
 from runners.observe.export.jsonl import find_faults

@@ -1,9 +1,9 @@
 """The form of a line of ``trajectories.jsonl``: one rollout.
 
 ``Trajectory`` and its parts declare what the records of a run do not have; the records' own fields
-are added by ``fields_of``. ``trajectory.schema.json`` is generated from these models by ``python -m
-runners.campaigns.schema`` and published beside them; a change that breaks readers raises
-``schema_version``. ``validation.py`` checks what a schema cannot say.
+are added by ``fields_of``. ``python -m runners.campaigns.schema DIR`` writes their JSON schema; a
+change that breaks readers raises ``schema_version``. ``validation.py`` checks what a schema cannot
+say.
 """
 
 from __future__ import annotations

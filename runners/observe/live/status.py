@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from conf.exactness import describe_inexactness
+from conf.exact_tokens import describe_inexactness
 from runners.observe.adviser.adviser import advise_run
 from runners.observe.adviser.alarm import Alarm
 from runners.observe.figures.curves import REWARD, SOLVE_RATE, Curve, read_evaluations

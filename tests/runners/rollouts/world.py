@@ -160,7 +160,6 @@ async def world(
                     grade_s=5,
                     teardown_s=5,
                     guard_s=30,
-                    drain_s=5,
                 ),
                 reward=make_reward(
                     VerdictRewardConfig(

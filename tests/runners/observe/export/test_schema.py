@@ -1,38 +1,17 @@
-"""The published JSON schemas are those of the models."""
+"""The JSON schemas of what is exported are those of the models."""
 
 from __future__ import annotations
 
-import sys
+import json
 from pathlib import Path
 
-import pytest
-
-from runners.campaigns import schema
-from runners.observe.export.trajectory import Trajectory
+from runners.campaigns.schema import SCHEMAS, write_schemas
 
 
-def test_the_published_schemas_are_up_to_date() -> None:
-    assert [path.name for path in schema.SCHEMAS] == [
-        "trajectory.schema.json",
-        "sft_messages.schema.json",
-        "sft_tokens.schema.json",
-        "report.schema.json",
-    ]
-    assert schema.outdated() == [], "run: python -m runners.campaigns.schema"
-
-
-def test_the_command_checks_without_writing_and_writes_what_is_out_of_date(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stale = tmp_path / "trajectory.schema.json"
-    stale.write_text("{}")
-    monkeypatch.setattr(schema, "SCHEMAS", {stale: Trajectory})
-    monkeypatch.setattr(sys, "argv", ["schema", "--check"])
-    assert schema.main() == 1
-    assert (capsys.readouterr().out, stale.read_text()) == (
-        "trajectory.schema.json is out of date\n",
-        "{}",
-    )
-    monkeypatch.setattr(sys, "argv", ["schema"])
-    assert schema.main() == 0
-    assert schema.outdated() == []
+def test_the_schemas_are_written_with_the_words_of_the_models(tmp_path: Path) -> None:
+    write_schemas(tmp_path / "schemas")
+    written = {path.name: json.loads(path.read_text()) for path in tmp_path.glob("schemas/*")}
+    assert written.keys() == SCHEMAS.keys()
+    assert all(schema["$id"] == name for name, schema in written.items())
+    lines = written["trajectory.schema.json"]["properties"]
+    assert {"rollout_id", "schema_version"} <= lines.keys()

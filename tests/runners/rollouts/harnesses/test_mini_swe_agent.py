@@ -40,7 +40,6 @@ def config(directory: Path | None = None) -> MiniSweAgentHarnessConfig:
         directory=directory,
         max_turns=40,
         max_tokens=8192,
-        command_s=60,
         memory_mb=4096,
         cpu_s=600,
     )

@@ -12,13 +12,8 @@ from typing import Any
 from hydra.core.override_parser.types import Override, OverrideType
 
 from conf.keys import SEAMS, groups, lookup
+from conf.schema_defaults import DATA
 from conf.targets import plugin_names
-
-OPEN = (
-    *("options", "part_weights", "env", "agents", "mcp_servers"),
-    *("resources", "node_selector", "overlay"),
-)
-"""Keys whose value is a mapping of names that the user chooses."""
 
 
 def name_targets(overrides: list[str]) -> list[str]:
@@ -41,7 +36,7 @@ def is_option(key: str, tree: Mapping[str, Any]) -> bool:
     """Return whether a key is a plug-in's own option, or in a mapping of an agent program whose
     names the user chooses.
     """
-    for mapping in OPEN:
+    for mapping in DATA:
         beside = "target" if mapping == "options" else mapping
         section, found, name = key.partition(f".{mapping}")
         if found and (not name or name[0] == ".") and lookup(tree, f"{section}.{beside}")[0]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from conf import grammar
 from conf.keys import REPLACED, RETIRED, choice_of_kind, groups, unknown_choice
-from conf.open_keys import OPEN
+from conf.schema_defaults import DATA
 
 
 def to_overrides(base: Mapping[str, Any], replaced: set[str], faults: list[str]) -> list[str]:
@@ -45,7 +45,7 @@ def _whole_plugins(content: Mapping[str, Any], prefix: str) -> Iterator[tuple[st
     """Yield every leaf of a section with its key; a plug-in behind a key, and options, are one."""
     for name, value in content.items():
         key = f"{prefix}{name}"
-        if not isinstance(value, Mapping) or not value or "target" in value or name in OPEN:
+        if not isinstance(value, Mapping) or not value or "target" in value or name in DATA:
             yield key, value
         else:
             yield from _whole_plugins(value, f"{key}.")

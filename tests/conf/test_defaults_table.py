@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from conf.compose import compose
-from conf.key_numbers import find_key_numbers
+from conf.defaults_table import AXES, Combination, find_combinations, list_axis
 from conf.keys import groups
-from conf.matrix import AXES, Combination, find_combinations, list_axis
+from conf.plan_numbers import find_key_numbers
 
 REAL = [
     (harness, model)

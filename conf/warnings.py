@@ -9,7 +9,7 @@ from conf.sections.task import VerdictRewardConfig, sum_penalties
 from conf.sections.training import LocalTrainerConfig, SlimeTrainerConfig, TrainerConfig
 
 
-def find_cautions(config: Config) -> Iterator[str]:
+def find_warnings(config: Config) -> Iterator[str]:
     """Yield a warning, with its fix, for each such combination of a run that trains."""
     if not config.run.steps:
         return

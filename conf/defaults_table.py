@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from conf.compose import compose
 from conf.errors import ConfigError
-from conf.key_numbers import KeyNumbers, find_key_numbers, find_short_window
 from conf.keys import choice_content, groups
+from conf.plan_numbers import KeyNumbers, find_key_numbers, find_short_window
 
 AXES = ("harness", "model", "launch")
 _PLACES = {

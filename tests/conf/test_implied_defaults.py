@@ -10,8 +10,8 @@ import pytest
 
 from conf.compose import compose, compose_with_origins, to_json, to_yaml
 from conf.errors import ConfigError
+from conf.implied_defaults import ORDER, OTHER_SECTIONS, imply_choices
 from conf.keys import choice_content, choice_file, default_choices, flatten, groups, lookup
-from conf.layers import ORDER, OTHER_SECTIONS, imply_choices
 from conf.schema import Config
 from conf.sections.task import VerdictRewardConfig
 
@@ -122,11 +122,11 @@ def test_an_origin_is_the_choice_and_the_key_that_a_value_follows() -> None:
     origins = compose_with_origins([*SERVED, "harness=codex", "task=swebench"])[1]
     assert origins["model.max_context_tokens"] == "harness=codex"
     assert origins["sampling.eval_temperature"] == "task=swebench"
-    assert origins["sampling.temperature"] == "config.yaml"
+    assert origins["sampling.temperature"] == "default"
     assert origins["sandbox.memory_mb"] == "sandbox=local: ${harness.memory_mb}"
     assert origins["harness.kind"] == "command line"
     assert origins["task.kind"] == "command line"
-    assert origins["launch.kind"] == "config.yaml"
+    assert origins["launch.kind"] == "default"
 
 
 def test_shown_yaml_has_the_origin_beside_each_value() -> None:
