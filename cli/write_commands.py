@@ -1,7 +1,7 @@
 """Describe the commands in the table by which a TAB knows them.
 
-Their names, options and arguments are those of typer; the values of an option, where its
-metavariable does not list them, those of the code that reads it.
+Names, options and arguments come from typer. Where an option's metavariable does not list its
+values, they come from the code that reads the option.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = {"cli", "conf", "launch", "runners"}
 FORBIDDEN_NAMES = {"utils", "helpers", "common", "manager", "base"}
 README_LINES = 60
+LONGEST_LINE = 200
 RUNS_ELSEWHERE = {"slime", "minisweagent", "native", "relay", "agentrl_channel", "agentrl_guard"}
 """Modules of the program inside which a file runs: slime, mini-swe-agent, our agent's and our
 graders' sandbox.
@@ -101,6 +102,17 @@ def test_every_folder_of_the_runners_has_a_short_readme() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len(lines(ROOT / "README.md")) <= 80
+
+
+def test_no_line_of_markdown_is_long() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in files()
+        if path.suffix == ".md"
+        for number, line in enumerate(lines(path), start=1)
+        if len(line) > LONGEST_LINE
+    ]
+    assert not found, "\n".join(found)
 
 
 def test_the_readme_names_every_dependency() -> None:

@@ -72,7 +72,7 @@ class StepTraining:
         return step <= count_supervised(self._config)
 
     async def fit(self, step: int) -> dict[str, Any]:
-        """Train on the step's examples; return the metrics, those of its rollouts being of none."""
+        """Train on the step's examples; return the metrics of a step without rollouts."""
         assert self._examples is not None
         assert isinstance(self._config.trainer, LocalTrainerConfig)
         self._store.begin_step(step, [])

@@ -198,8 +198,8 @@ def compute_importance_weights(
     ``truncate``: "token" takes the token's own ratio, "sequence" the product over its sequence,
     "none" 1. Truncated importance sampling: Ionides 2008; for rollout engines that differ from the
     trainer: Yao et al. 2025. ``mask_outside`` sets a token's weight to 0 by its own ratio,
-    ``reject_outside`` those of a sequence by the geometric mean of its ratios,
-    ``exp(mean_t log r_t)`` (GSPO's ratio, arXiv 2507.18071), and ``reject_negative_above`` those of
+    ``reject_outside`` all weights of a sequence by the geometric mean of its ratios,
+    ``exp(mean_t log r_t)`` (GSPO's ratio, arXiv 2507.18071), and ``reject_negative_above`` all of
     a sequence with a negative advantage by ``−mean_t log r_t`` (DeepSeek-V3.2, arXiv 2512.02556).
 
     ``old_logprobs``, ``rollout_logprobs``: float32 [n], of the trainer before the step's first

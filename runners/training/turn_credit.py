@@ -30,10 +30,10 @@ def compute_turn_credits(
 ) -> dict[str, list[float]]:
     """Return the advantages of the turns of a group's graded rollouts, by rollout and turn.
 
-    That of turn 0 is the rollout's own, since all is still to be earned; the last of a list is also
-    that of all later turns. ``estimator``: linear in the rewards (rloo, dr_grpo). Rewards 1 and 0,
-    of which turn 0 of the first has earned 0.5, yield with rloo ``[1.0, 0.5]`` and ``[-1.0,
-    -0.5]``.
+    Turn 0 has the rollout's own advantage, since all is still to be earned; the last number of a
+    list also holds for all later turns. ``estimator``: linear in the rewards (rloo, dr_grpo).
+    Rewards 1 and 0, of which turn 0 of the first has earned 0.5, yield with rloo ``[1.0, 0.5]``
+    and ``[-1.0, -0.5]``.
     """
     graded = [record for record in records if record.reward is not None]
     turns = max((len(record.turn_rewards) for record in graded), default=0)

@@ -112,7 +112,9 @@ def write_page() -> None:
 
 def _section(benchmark: Benchmark) -> str:
     """Return what is known of a benchmark."""
-    head, _, output = output_file(benchmark).read_text("utf-8").partition("\n")
+    head, *printed = output_file(benchmark).read_text("utf-8").splitlines()
+    # A line of JSON repeats the table above it.
+    output = "\n".join(line for line in printed if not line.startswith("{"))
     parts = [
         f"### {benchmark.name}",
         f"{benchmark.measures[0].upper()}{benchmark.measures[1:]}. {head}.",

@@ -222,7 +222,7 @@ async def bench_containers(root: Path, files: int) -> list[Cost]:
             async def start_group(
                 turn: int, share: bool = share, backend: ContainerBackend = backend
             ) -> None:
-                # A path of its own for each makes them unlike; that of the turn, a new group.
+                # Each has another path, so they are unlike; a turn's path begins a new group.
                 specs = [
                     SandboxSpec(
                         f"{turn}-{each}", source, "none", removed=(f"/{turn}/{share or each}",)

@@ -15,8 +15,8 @@ the difference of the gradient from that of rows in float32, relative to its nor
 rows in other batches.
 
 With ``--policy`` the same samples train a published policy's shape with random weights, in bfloat16
-with recomputed activations, as one would train it on a GPU. Times are those of the clock, tokens
-per second those of the samples one by one. Recorded tokens are all below its vocabulary.
+with recomputed activations, as one would train it on a GPU. Times are by the clock; tokens
+per second count the samples one by one. Recorded tokens are all below its vocabulary.
 ``--synthetic`` is a long step as agent programs make it (``synthetic_step.py``).
 """
 

@@ -31,7 +31,7 @@ from runners.records.store.run_store import RunStore
 
 def find_staleness(run: Mapping[str, Any]) -> int:
     """Return the most updates between a group's weights and its training, by the stored keys of
-    ``run``; those of older runs have none of these.
+    ``run``, some of which older runs lack.
     """
     fixed = FIXED_STALENESS.get(run.get("overlap", "none"))
     given = run.get("staleness")

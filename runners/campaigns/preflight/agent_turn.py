@@ -175,7 +175,7 @@ async def _running_gateway(
     url: str | None,
     make_engine: Callable[[Engine, list[int]], Engine],
 ) -> AsyncIterator[dict[str, Any]]:
-    """Serve a gateway with a store of its own in this loop; yield what it announces."""
+    """Serve a gateway in this loop, with a new store; yield its announcement."""
     RunStore.create(run_dir, {}).close()
     hooks = NO_HOOKS
     if url is None:

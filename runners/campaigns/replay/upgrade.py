@@ -1,7 +1,7 @@
 """Compare a version of an agent program with what a stored run recorded, before it is trusted.
 
-The rollouts of the run are replayed with it, and their recorded answers come back. What it changes
-is reported: requests, branches, and trained tokens, of which none may be lost.
+The rollouts of the run are replayed with it, and their recorded answers come back. Changed
+requests, moved branches and lost trained tokens are reported; no trained token may be lost.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bodies of the admin API: what it takes and what it answers.
+"""Bodies of the admin API's requests and answers.
 
 The OpenAPI document is made of these models (``openapi.py``); the fields that a record or the
 session's counters declare are taken from there.

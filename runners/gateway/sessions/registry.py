@@ -28,7 +28,7 @@ CloseCallback = Callable[[], Coroutine[Any, Any, None]]
 
 
 def make_session_id() -> str:
-    """Return the id of a session whose caller wants none of its own."""
+    """Return an id for a session whose caller gives no id."""
     return f"session-{secrets.token_hex(8)}"
 
 

@@ -15,8 +15,8 @@ def pool_seeds(runs: Sequence[dict[str, Any]], settings: Sequence[str]) -> list[
     """Return a document for each setting that two runs or more have finished.
 
     ``settings``: of each run, the keys in which it differs from the others, but for the seed. A
-    document is like that of a run, with the means over its runs; the interval of
-    ``eval`` is that of the mean of their last solve rates, from how much they differ.
+    document has the form of a run's, with the means over the setting's runs. The interval of
+    ``eval`` belongs to the mean of their last solve rates, and follows from how much they differ.
     """
     pools: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for run, setting in zip(runs, settings, strict=True):

@@ -2,9 +2,9 @@
 
 A file system shared by sandboxes has no quota for each, and tmpfs is the host's memory. So while a
 command runs, the space that is left is watched, and when it runs out the sandbox measures itself.
-One that holds much is ended, before others fail for want of space: filling a disk is its doing,
-theirs it is not. A workspace in memory is also held to a size of its own: what it takes is the
-driver's, whom the kernel may kill for it.
+One that holds much is ended, before others fail for want of space: the others did not
+fill the disk. A workspace in memory also has a largest size: its memory counts as the driver's,
+which the kernel may kill for it.
 """
 
 from __future__ import annotations

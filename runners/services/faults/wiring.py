@@ -52,9 +52,9 @@ class FaultWiring:
         return wrap_backend(real, self._injection, self._count_turns)
 
     def wrap_engine(self, real: ServedEngine) -> ServedEngine:
-        """Wrap the driver's client of the engine, or that of each of its workers.
+        """Wrap the driver's client of the engine, or the client of each of its workers.
 
-        Its faults are those of weight updates: an engine with fixed weights has none.
+        Weight updates are made to fail; nothing fails at an engine with fixed weights.
         """
         if not self._injection.plan:
             return real

@@ -139,7 +139,7 @@ def _shorten(error: BaseException) -> str:
 def _connect(address: str | None) -> None:
     """Join a running cluster; raises ExecutorError.
 
-    Ray itself would start a cluster of its own where it finds none, and wait a minute for a head
+    Ray itself would start a new cluster where it does not find one, and wait a minute for a head
     that is not there.
     """
     given = address or os.environ.get("RAY_ADDRESS")

@@ -203,7 +203,7 @@ def _importable(folder: Path) -> list[str]:
             entry.name
             for entry in found
             if entry.name.endswith((".py", ".pyc", ".so"))
-            # Any link: what it leads to is the host's, not what it would be in a sandbox.
+            # Any link: on the host it leads to another file than in a sandbox.
             or entry.is_symlink()
             or entry.is_dir(follow_symlinks=False)
         ]

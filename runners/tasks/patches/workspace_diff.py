@@ -98,8 +98,10 @@ def _capture(task: Task, workspace: Path, limits: CaptureLimits) -> Patch:
 
 
 def _survey_work_tree(task: Task, workspace: Path, limits: CaptureLimits) -> list[str]:
-    """Walk the work tree once; return what git must not see: nested repositories, which it would
-    read and record as submodules, and files of its own that are none.
+    """Walk the work tree once; return the paths that git must not see.
+
+    They are nested repositories, which git would record as submodules, and special files (a FIFO)
+    that have a name of git's own files.
 
     Raises RefusedError if the tree is too large to be walked again, and OSError.
     """

@@ -100,7 +100,7 @@ def read_head(source: str) -> str:
 
 
 def list_missing_commits(source: str, commits: set[str]) -> set[str]:
-    """Return those of the commits that a repository on this disk does not have; none if git cannot
+    """Return the commits that a repository on this disk does not have; an empty set if git cannot
     tell.
     """
     # Nothing is fetched where a clone lacks some objects by intent.

@@ -5,8 +5,8 @@ the experts that are replayed. Samples in the order of their keys visit the node
 each adds one run of nodes to what it shares with its predecessor. A pack is a run of that order;
 where one ends, the next begins with a whole path, whose shared nodes are run again.
 
-Invariants: a sample is never divided; the nodes of its path are those of its tokens, in order; no
-pack has more nodes than allowed but that of a single longer sample.
+Invariants: a sample is never divided; the nodes of its path follow its tokens, in order; a
+pack has more nodes than allowed only if it holds a single longer sample.
 """
 
 from __future__ import annotations

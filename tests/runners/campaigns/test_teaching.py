@@ -1,4 +1,4 @@
-"""A step's samples and a real teacher: what it scores, what it cannot, and which one fits."""
+"""A step's samples and a real teacher: which of them are scored, and which teacher fits."""
 
 from __future__ import annotations
 

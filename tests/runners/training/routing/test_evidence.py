@@ -1,4 +1,4 @@
-"""Evidence: a few rows are none, dependent healthy rows are none, and the interval is the worst."""
+"""Neither a few rows nor dependent healthy rows are evidence; the interval is the worst."""
 
 from __future__ import annotations
 
