@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from launch.preflight import Problem
     from runners.campaigns.execution import Reports
     from runners.campaigns.jobs import Job
-    from runners.campaigns.preflight.agent_turn import AgentTurn
-    from runners.campaigns.preflight.run_check import EngineReport
+    from runners.campaigns.preflight import AgentTurn, EngineReport
 
 EXAMPLES = examples(
     "agentrl check",
@@ -80,8 +79,8 @@ def check(
     from launch.requirements import warn_of_unmet
     from runners.campaigns.execution import find_start_errors, refuse_start
     from runners.campaigns.jobs import new_jobs
-    from runners.campaigns.preflight.start_check import find_device_errors
-    from runners.tasks.sets.task_sets import check_sets
+    from runners.campaigns.preflight import find_device_errors
+    from runners.tasks.sets import check_sets
 
     if against is not None:
         compare_versions(against, overrides or [], as_json=as_json)
@@ -126,8 +125,8 @@ def check(
 
 def _warn_about_canaries(config: Config, sets: Reports) -> None:
     """Name the number of tasks on which solved patches will stay unverified."""
-    from runners.observe.live.console import report_warning
-    from runners.tasks.grading.canaries.coverage import count_uncheckable
+    from runners.observe.console import report_warning
+    from runners.tasks.grading import count_uncheckable
 
     for key, report in sets.items():
         if not getattr(config, key.partition(".")[0]).canaries:
@@ -141,7 +140,7 @@ def _warn_about_canaries(config: Config, sets: Reports) -> None:
 
 def _install(jobs: list[Job]) -> list[AgentrlError]:
     """Install the agent programs that are missing; return what went wrong."""
-    from runners.campaigns.preflight.run_check import install_programs
+    from runners.campaigns.preflight import install_programs
 
     with stderr().status("looking for agent programs…") as status:
         return install_programs((job.config for job in jobs), show=status.update)
@@ -163,7 +162,7 @@ def _take_turn(config: Config, *, show_engine: bool) -> tuple[EngineReport, Agen
     import uvloop
 
     from conf.sections.harness import name_program
-    from runners.campaigns.preflight.run_check import check_run
+    from runners.campaigns.preflight import check_run
 
     with (
         tempfile.TemporaryDirectory(prefix="agentrl-check-") as work,
@@ -179,7 +178,7 @@ def _take_turn(config: Config, *, show_engine: bool) -> tuple[EngineReport, Agen
 
 
 def _warn_about_length(config: Config, found: AgentTurn) -> None:
-    from runners.observe.live.console import report_warning
+    from runners.observe.console import report_warning
 
     limit = config.model.max_context_tokens
     if found.prompt_tokens is not None and found.prompt_tokens > limit:

@@ -35,7 +35,7 @@ from launch.preflight import Problem, refuse_fatal
 from launch.running_job import RunningJob, find_running_job
 from runners.campaigns.execution import find_start_errors, report_head
 from runners.campaigns.jobs import Job, JobError, cluster_config
-from runners.observe.live.console import report_warning
+from runners.observe.console import report_warning
 
 _DIFFERENCES_SHOWN = 3
 
@@ -225,7 +225,7 @@ class ClusterRun:
 
     def _report_end(self, follower: JobFollower | None, status: JobStatus) -> int:
         """Report the job's end and its results; return the exit code."""
-        from runners.observe.live.summary import summary_table  # late: only a job that ran has one
+        from runners.observe.live import summary_table  # late: only a job that ran has one
 
         run_dir, launch = self._job.run_dir, self._launch
         assert status.exit_code is not None
@@ -275,7 +275,7 @@ def _shorten(command: str) -> str:
 
 def _steps_done(run_dir: Path) -> int:
     """Return the number of steps of a job that has ended with exit code 0; else 0."""
-    from runners.records.store.status_file import read_status_file
+    from runners.records.store import read_status_file
 
     status = read_status_file(run_dir) or {}
     return int(status["steps_done"]) if status.get("exit_code") == 0 else 0
@@ -283,8 +283,8 @@ def _steps_done(run_dir: Path) -> int:
 
 def _summarize(run_dir: Path) -> dict[str, Any] | None:
     """Return the run's results; None if it has no rollout or its store cannot be read."""
-    from runners.observe.live.result import summarize
-    from runners.records.store.run_store import STORE_FILE, RunStore
+    from runners.observe.live import summarize
+    from runners.records.store import STORE_FILE, RunStore
 
     if not (run_dir / STORE_FILE).is_file():
         return None

@@ -46,11 +46,11 @@ def compare(
     from cli.comparison_view import RateCurves, render_costs
     from cli.invocation import print_json, stdout
     from cli.tables import render_comparison, render_differences, render_pairs
-    from runners.observe.report.comparison import compare_runs
+    from runners.observe.report import compare_runs
 
     found = compare_runs(runs)
     if html is not None:
-        from runners.observe.report.page import write_comparison
+        from runners.observe.report import write_comparison
 
         write_comparison(found, runs, html)
     if as_json:

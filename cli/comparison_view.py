@@ -11,10 +11,15 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from runners.observe.figures.cost import ITEMS, format_amount
-from runners.observe.figures.curves import SOLVE_RATE, Curve
-from runners.observe.figures.labelled_table import LabelledTable
-from runners.observe.figures.terminal_plot import COLOURS, overlay_rates
+from runners.observe.figures import (
+    COLOURS,
+    ITEMS,
+    SOLVE_RATE,
+    Curve,
+    LabelledTable,
+    format_amount,
+    overlay_rates,
+)
 from runners.records.printable import make_printable
 
 _HEIGHT = 12

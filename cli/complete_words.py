@@ -83,7 +83,7 @@ def _list_ids(given: Sequence[str], column: str, begun: str) -> Words:
     import sqlite3
 
     from conf.errors import AgentrlError
-    from runners.records.store.database import Database
+    from runners.records.store import Database
 
     try:
         database = Database(Path(given[0]) / "store.sqlite", "ro")

@@ -18,7 +18,7 @@ from cli.arguments import (
 )
 
 if TYPE_CHECKING:
-    from runners.observe.export.dump import DumpReport
+    from runners.observe.export import DumpReport
 
 EXAMPLES = examples(
     "agentrl dump-trajectories runs/20260101-120000-linear --validate",
@@ -69,11 +69,9 @@ def dump_trajectories(
 ) -> None:
     """Export a run: every rollout, failures included, with the exact tokens."""
     from cli.invocation import print_json, stderr
-    from runners.observe.export import dump
-    from runners.observe.export.decoding import find_decode
-    from runners.observe.export.known_values import require_known
-    from runners.observe.report.report_data import read_document
-    from runners.records.store.run_store import RunStore
+    from runners.observe.export import dump, find_decode, require_known
+    from runners.observe.report import read_document
+    from runners.records.store import RunStore
 
     formats = dump.parse_formats(form)
     selection = dump.parse_filter(only, step, task or (), min_reward)
@@ -108,7 +106,7 @@ def dump_trajectories(
 
 def _validate(report: DumpReport) -> None:
     from runners.observe.export import jsonl, sft
-    from runners.records.store.store_error import StoreError
+    from runners.records.store import StoreError
 
     validators = {"jsonl": jsonl.validate, "sft": sft.validate}
     checked = [file for file in report.files if file.format in validators]

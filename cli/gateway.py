@@ -77,7 +77,7 @@ def gateway(
     from conf.sections.engine import EmbeddedEngineConfig
     from conf.sections.model import EndpointModelConfig
     from runners.campaigns.jobs import new_job
-    from runners.observe.live.console import report_warning
+    from runners.observe.console import report_warning
     from runners.services.policy import prepare_policy
 
     job = new_job(_with_defaults(overrides or []), kind="gateway")
@@ -127,7 +127,7 @@ async def _serve(
     import asyncio
     import signal
 
-    from runners.observe.live.console import report_warning
+    from runners.observe.console import report_warning
     from runners.services.gateway_alone import serve_alone
 
     stop = asyncio.Event()
@@ -157,7 +157,7 @@ async def _run_program(
     """Run the program and report its trajectory; return its exit code. Raises AgentrlError."""
     from cli.gateway_once import describe_rollout, read_rollout, render_rollout, write_record
     from cli.invocation import print_json, stderr
-    from runners.observe.live.console import report_warning
+    from runners.observe.console import report_warning
     from runners.services.attached_program import run_attached
 
     code = await run_attached(

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from runners.observe.export.contract import ExportedRollout
+    from runners.observe.export import ExportedRollout
 
 
 def read_rollout(run_dir: Path) -> ExportedRollout:
     """Return the rollout of the run's one session."""
-    from runners.observe.export.build import build_trajectory
-    from runners.observe.export.contract import ExportedRun
-    from runners.records.store.run_store import RunStore
+    from runners.observe.export import ExportedRun, build_trajectory
+    from runners.records.store import RunStore
     from runners.services.attached_program import SESSION
 
     with RunStore.open(run_dir, read_only=True) as store:
@@ -27,8 +26,8 @@ def read_rollout(run_dir: Path) -> ExportedRollout:
 
 def write_record(rollout: ExportedRollout, out: Path) -> None:
     """Write the rollout as a line of ``trajectories.jsonl``; raises DumpError."""
-    from runners.observe.export.dump import to_dump_error
-    from runners.records.store.json_text import dumps
+    from runners.observe.export import to_dump_error
+    from runners.records.json_text import dumps
 
     try:
         out.write_bytes(dumps(rollout.trajectory).encode() + b"\n")

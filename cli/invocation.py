@@ -112,14 +112,14 @@ def can_resume(exit_code: int) -> bool:
 
 def stderr() -> Console:
     """Return a console on stderr. It prints strings as they are; only ``Text`` has styles."""
-    from runners.observe.live.console import make_console
+    from runners.observe.console import make_console
 
     return make_console()
 
 
 def stdout() -> Console:
     """Return a console on stdout, for results; it prints strings as they are."""
-    from runners.observe.live.console import make_console
+    from runners.observe.console import make_console
 
     return make_console(stderr=False)
 
@@ -130,7 +130,7 @@ def print_json(document: dict[str, Any]) -> None:
     It is strict JSON in ASCII, so that every reader and every locale can read it: NaN and infinity
     become null.
     """
-    from runners.records.store.json_text import dumps, loads
+    from runners.records.json_text import dumps, loads
 
     sys.stdout.write(json.dumps(loads(dumps(document)), allow_nan=False) + "\n")
     sys.stdout.flush()

@@ -43,7 +43,7 @@ def launch(
     from launch.job_files import write_job
     from launch.job_preflight import find_job_cautions
     from launch.plan import plan_job
-    from runners.observe.live.console import report_warning
+    from runners.observe.console import report_warning
 
     lines = overrides or []
     plan = plan_job(compose(lines))
@@ -56,7 +56,7 @@ def launch(
 def show_job(plan: JobPlan, start: Path, *, as_json: bool) -> None:
     """Print the plan to stderr, and the path of the start script to stdout."""
     from launch.plan_table import render_job
-    from runners.observe.live.console import report_warning
+    from runners.observe.console import report_warning
 
     for fault in plan.memory.faults:
         report_warning(fault)

@@ -11,7 +11,7 @@ from cli.arguments import Json, Overrides, RunDir, examples
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from runners.campaigns.replay.run import ReplayResult
+    from runners.campaigns.replay import ReplayResult
 
 EXAMPLES = examples(
     "agentrl replay runs/20260101-120000-linear --rollout train-000002-001-03",
@@ -40,7 +40,7 @@ def replay(
     code 1: a request differs.
     """
     from cli.invocation import print_json, stderr, stdout
-    from runners.campaigns.replay.run import replay as drive_again
+    from runners.campaigns.replay import replay as drive_again
 
     with stderr().status(f"{rollout}: the agent program works…"):
         result = drive_again(run, rollout, overrides or [])

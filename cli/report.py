@@ -39,8 +39,7 @@ def report(
 
     The file is complete: it loads nothing from elsewhere.
     """
-    from runners.observe.report.against import read_against
-    from runners.observe.report.page import write_report
+    from runners.observe.report import read_against, write_report
 
     compared = None if against is None else read_against(run, against)
     path = write_report(run, out, compared)
@@ -58,7 +57,7 @@ def offer_report(run_dir: Path, invocation: Invocation) -> None:
 
     The run has ended and is reported already, so that an error here is only a warning.
     """
-    from runners.observe.report.page import is_quick, write_report
+    from runners.observe.report import is_quick, write_report
 
     try:
         if is_quick(run_dir):
@@ -66,6 +65,6 @@ def offer_report(run_dir: Path, invocation: Invocation) -> None:
         else:
             stderr().print(f"for a report: agentrl report {run_dir}", soft_wrap=True)
     except Exception as error:  # the top of the report
-        from runners.observe.live.console import report_warning
+        from runners.observe.console import report_warning
 
         report_warning(f"no report: {invocation.classify(error)[1]}")

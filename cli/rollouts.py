@@ -18,7 +18,7 @@ from cli.arguments import (
 )
 
 if TYPE_CHECKING:
-    from runners.records.store.run_store import RunStore
+    from runners.records.store import RunStore
 
 EXAMPLES = examples(
     "agentrl rollouts runs/20260101-120000-mixed --only unsolved --sort=-turns",
@@ -131,12 +131,16 @@ def rollouts(
 ) -> None:
     """List the rollouts of a run, running or ended, or show one; the run is only read."""
     from cli.invocation import print_json, stdout
-    from runners.observe.export.known_values import require_known
-    from runners.observe.viewer.filters import RolloutQuery, ViewError, parse_query
-    from runners.observe.viewer.in_progress import find_in_progress
-    from runners.observe.viewer.listing import list_rollouts
-    from runners.observe.viewer.terminal import RolloutList
-    from runners.records.store.run_store import RunStore
+    from runners.observe.export import require_known
+    from runners.observe.viewer import (
+        RolloutList,
+        RolloutQuery,
+        ViewError,
+        find_in_progress,
+        list_rollouts,
+        parse_query,
+    )
+    from runners.records.store import RunStore
 
     least = None if min_reward is None else str(min_reward)
     query = parse_query(
@@ -181,9 +185,7 @@ def rollouts(
 
 def _show(store: RunStore, rollout: str, chain: int | None, *, full: bool, as_json: bool) -> None:
     from cli.invocation import print_json, stdout
-    from runners.observe.viewer.filters import ViewError
-    from runners.observe.viewer.rollout_view import open_rollout
-    from runners.observe.viewer.terminal import render_rollout
+    from runners.observe.viewer import ViewError, open_rollout, render_rollout
 
     view = open_rollout(store, rollout)
     chains = [each.index for each in view.exported.chains]
@@ -198,9 +200,12 @@ def _show(store: RunStore, rollout: str, chain: int | None, *, full: bool, as_js
 
 def _show_timeline(store: RunStore, rollout: str, *, as_json: bool) -> None:
     from cli.invocation import print_json, stdout
-    from runners.observe.viewer.rollout_view import open_rollout
-    from runners.observe.viewer.terminal import render_timeline
-    from runners.observe.viewer.timeline import build_timeline, timeline_to_page
+    from runners.observe.viewer import (
+        build_timeline,
+        open_rollout,
+        render_timeline,
+        timeline_to_page,
+    )
 
     moments = build_timeline(store, open_rollout(store, rollout))
     if as_json:
@@ -211,7 +216,7 @@ def _show_timeline(store: RunStore, rollout: str, *, as_json: bool) -> None:
 
 def _show_wire(store: RunStore, rollout: str, turn: int, *, as_json: bool) -> None:
     from cli.invocation import print_json, stdout
-    from runners.observe.viewer.wire_view import find_wire, render_wire, wire_to_dict
+    from runners.observe.viewer import find_wire, render_wire, wire_to_dict
 
     found = find_wire(store, rollout, turn)
     if as_json:
@@ -223,7 +228,7 @@ def _show_wire(store: RunStore, rollout: str, turn: int, *, as_json: bool) -> No
 def _index(run: Path, store: RunStore) -> None:
     """Bring the search index up to date, and attach it to the store."""
     from cli.invocation import stderr
-    from runners.observe.viewer.search_index import SearchIndex
+    from runners.observe.viewer import SearchIndex
 
     index = SearchIndex(run)
     with stderr().status("reading the texts…") as status:

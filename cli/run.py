@@ -161,7 +161,7 @@ def _dry_run(jobs: list[Job], *, as_json: bool) -> int:
 def _run_sweep(jobs: list[Job], invocation: Invocation) -> int:
     from cli.sweep import run_sweep
     from cli.tables import render_comparison
-    from runners.observe.report.seeds import pool_seeds
+    from runners.observe.report import pool_seeds
 
     def run_one(job: Job) -> tuple[dict[str, Any], bool]:
         document, stop = _run_campaign_job(job, invocation)
@@ -190,7 +190,7 @@ def _run_campaign_job(job: Job, invocation: Invocation) -> tuple[dict[str, Any],
 
 
 def _run_single(job: Job, invocation: Invocation) -> int:
-    from runners.observe.live.summary import summary_table
+    from runners.observe.live import summary_table
 
     document, _ = _run_campaign_job(job, invocation)
     if document["exit_code"] and document["message"]:

@@ -62,7 +62,7 @@ def show(
 
     from conf.compose import compose_with_origins, to_json, to_yaml
     from conf.exact_tokens import describe_inexactness
-    from runners.observe.live.console import report_warning
+    from runners.observe.console import report_warning
 
     config, origins = compose_with_origins(split_command(overrides or [])[1])
     if (inexact := describe_inexactness(config)) is not None:

@@ -14,10 +14,8 @@ EXAMPLES = examples("agentrl status runs/20260101-120000-linear")
 def status(run: RunDir, as_json: Json = False) -> None:
     """Show the state of a run: running or ended, here or on a cluster."""
     from cli.invocation import print_json, stdout
-    from runners.observe.figures.cost import read_run_cost
-    from runners.observe.figures.passes import read_run_passes
-    from runners.observe.live.remote_status import read_remote_status
-    from runners.observe.live.status import read_status, render
+    from runners.observe.figures import read_run_cost, read_run_passes
+    from runners.observe.live import read_remote_status, read_status, render
 
     if (waiting := _read_waiting_job(run)) is not None:
         if as_json:
@@ -49,7 +47,7 @@ def _read_waiting_job(run: Path) -> dict[str, Any] | None:
     from launch.job_follower import JobFollower
     from launch.running_job import LauncherError, find_running_job
     from runners.campaigns.jobs import cluster_config
-    from runners.records.store.run_store import STORE_FILE
+    from runners.records.store import STORE_FILE
 
     config = None if (run / STORE_FILE).exists() else cluster_config(run)
     if config is None:

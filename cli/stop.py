@@ -61,7 +61,7 @@ def _stop_here(run: Path, *, now: bool) -> dict[str, Any]:
 
     from cli.invocation import stderr
     from runners.campaigns.jobs import JobError
-    from runners.observe.live.status import read_status
+    from runners.observe.live import read_status
     from runners.services.stop_run import read_driver, stop_driver
 
     driver = read_driver(run)

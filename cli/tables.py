@@ -18,11 +18,10 @@ from launch.gpu import GpuPlan
 from launch.local import LocalPlan
 from launch.preflight import Problem
 from runners.campaigns.jobs import Job
-from runners.observe.figures.labelled_table import LabelledTable
-from runners.observe.figures.training_counts import count_trained
-from runners.observe.live.dashboard import format_duration
+from runners.observe.figures import LabelledTable, count_trained
+from runners.observe.live import format_duration
 from runners.records.printable import make_line, make_printable
-from runners.tasks.sets.listing import TaskListing
+from runners.tasks.sets import TaskListing
 
 
 def _facts(title: str) -> Table:

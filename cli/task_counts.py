@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from runners.campaigns.execution import Reports
-    from runners.tasks.sets.dataset_report import DatasetReport
+    from runners.tasks.sets import DatasetReport
 
 
 def describe_sets(sets: Reports) -> dict[str, Any]:

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
     from conf.sections.task import JsonlTaskConfig
     from runners.tasks.contract import Task
-    from runners.tasks.sets.listing import TaskFilter, TaskListing
-    from runners.tasks.sets.readiness import State
+    from runners.tasks.sets import State, TaskFilter, TaskListing
 
 app = typer.Typer(
     no_args_is_help=True, help="List tasks, and write them as rows or Harbor directories."
@@ -117,8 +116,8 @@ def convert(
     """
     from cli.invocation import print_json, report_each, report_error
     from conf.errors import ConfigError, ExitCode
-    from runners.observe.live.console import report_warning
-    from runners.tasks.sets.row_conversion import convert_rows
+    from runners.observe.console import report_warning
+    from runners.tasks.sets import convert_rows
 
     config, listing, tasks = _read(path, overrides, _make_filter(match, state, schema, split))
     report_each(report_error, listing.faults)
@@ -138,7 +137,7 @@ def convert(
 def _check_choice(option: str, given: str | None, known: Iterable[str]) -> None:
     """Raise ConfigError for an option's value that is none of the known ones."""
     from conf.errors import ConfigError
-    from runners.observe.export.filter_texts import describe_choices
+    from runners.observe.export import describe_choices
 
     known = sorted(known)
     if given is not None and given not in known:
@@ -149,7 +148,7 @@ def _make_filter(
     match: str, state: str | None, schema: str | None, split: str | None
 ) -> TaskFilter:
     from conf.sections.task import FormatName
-    from runners.tasks.sets.listing import TaskFilter
+    from runners.tasks.sets import TaskFilter
 
     _check_choice("--schema", schema, {*get_args(FormatName), "harbor"} - {"auto"})
     _check_choice("--state", state, STATES)
@@ -166,7 +165,7 @@ def _read(
     from conf.errors import ConfigError
     from conf.sections.task import JsonlTaskConfig
     from runners.campaigns.evaluation.benchmarks import NO_TRAINING
-    from runners.tasks.sets.listing import list_dataset
+    from runners.tasks.sets import list_dataset
 
     if re.match(r"[\w.]+=", path) and not Path(path).exists():
         raise ConfigError(f"{path} is where PATH belongs: first the dataset, then KEY=VALUE")
@@ -200,8 +199,8 @@ def export_harbor(
     from conf.compose import compose
     from conf.errors import ExitCode
     from runners.campaigns.evaluation.benchmarks import NO_TRAINING
-    from runners.observe.live.console import report_warning
-    from runners.tasks.sets.suite_export import export_suite
+    from runners.observe.console import report_warning
+    from runners.tasks.sets import export_suite
 
     _check_choice("--split", split, SPLITS)
     config = compose([*NO_TRAINING, *(overrides or [])])

@@ -14,12 +14,12 @@ from cli.invocation import print_json, stderr, stdout
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from runners.campaigns.replay.upgrade import UpgradeReport
+    from runners.campaigns.replay import UpgradeReport
 
 
 def compare_versions(run: Path, overrides: list[str], *, as_json: bool) -> NoReturn:
     """Replay rollouts of a run, show what differs, and exit; raises AgentrlError."""
-    from runners.campaigns.replay.upgrade import compare_version
+    from runners.campaigns.replay import compare_version
 
     with stderr().status("reading the run…") as status:
         report = compare_version(run, overrides, status.update)
@@ -32,7 +32,7 @@ def compare_with_recordings(overrides: list[str], *, as_json: bool) -> None:
     Does nothing unless a version of such a program is chosen, and nothing else. Raises
     AgentrlError.
     """
-    from runners.campaigns.replay.shipped import compare_with_recording, find_recording
+    from runners.campaigns.replay import compare_with_recording, find_recording
 
     if len(overrides) != 1 or (recording := find_recording(overrides[0])) is None:
         return

@@ -52,7 +52,7 @@ def view(
     import asyncio
     from contextlib import suppress
 
-    from runners.observe.viewer.filters import ViewError
+    from runners.observe.viewer import ViewError
 
     if out is not None:
         if port is not None or browser or rollout is not None:
@@ -85,8 +85,8 @@ async def _serve(run: Path, rollout: str | None, port: int | None, *, browser: b
 
 
 def _require_rollout(run: Path, rollout: str) -> None:
-    from runners.observe.viewer.rollout_view import find_attempts
-    from runners.records.store.run_store import RunStore
+    from runners.observe.viewer import find_attempts
+    from runners.records.store import RunStore
 
     with RunStore.open(run, read_only=True) as store:
         find_attempts(store, rollout)
@@ -95,10 +95,9 @@ def _require_rollout(run: Path, rollout: str) -> None:
 def _write(run: Path, out: Path) -> None:
     import tempfile
 
-    from runners.observe.export import dump, html
-    from runners.observe.export.decoding import find_decode
-    from runners.observe.report.report_data import read_document
-    from runners.records.store.run_store import RunStore
+    from runners.observe.export import dump, find_decode, html
+    from runners.observe.report import read_document
+    from runners.records.store import RunStore
 
     with RunStore.open(run, read_only=True) as store:
         try:

@@ -16,8 +16,7 @@ def watch(run: RunDir) -> None:
     """
     from cli.invocation import stderr, stdout
     from conf.errors import ExitCode
-    from runners.observe.live.run_poller import follow_run
-    from runners.observe.live.status import render
+    from runners.observe.live import follow_run, render
 
     try:
         status = follow_run(run, stderr())

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from runners.campaigns.what_if.figures import RuleFigures
-    from runners.campaigns.what_if.what_if import WhatIf
+    from runners.campaigns.what_if import RuleFigures, WhatIf
 
 EXAMPLES = examples(
     "agentrl what-if runs/20260101-120000-mixed fanout=collapse",
@@ -53,7 +52,7 @@ def what_if(run: RunDir, overrides: Overrides = None, as_json: Json = False) -> 
 
 def _ask(run: Path, overrides: list[str]) -> WhatIf:
     from cli.invocation import stderr
-    from runners.campaigns.what_if.what_if import ask_what_if
+    from runners.campaigns.what_if import ask_what_if
 
     with stderr().status("reading the rollouts…") as status:
         return ask_what_if(
@@ -110,7 +109,7 @@ def _add_rows(
 
 
 def _cells(figures: RuleFigures) -> list[str]:
-    from runners.observe.report.number_format import format_share, format_significant
+    from runners.observe.report import format_share, format_significant
 
     return [
         format_significant(figures.reward_mean),
@@ -124,7 +123,7 @@ def _cells(figures: RuleFigures) -> list[str]:
 
 def _describe(found: WhatIf) -> Iterator[str]:
     """Yield what a reader has to know about the figures."""
-    from runners.observe.report.number_format import format_quantity
+    from runners.observe.report import format_quantity
 
     rollouts = format_quantity(found.total[0].rollouts, "rollout")
     if found.not_reproduced:

@@ -17,9 +17,8 @@ from cli.arguments import ProgramCommand
 from conf.sections.task import FormatName
 from conf.write_reference import shorten
 from runners.campaigns.evaluation.benchmarks import BENCHMARKS
-from runners.observe.export.formats import FORMATS
-from runners.observe.viewer.filters import KINDS, ONLY, SORTS
-from runners.observe.viewer.in_progress import RUNNING
+from runners.observe.export import FORMATS
+from runners.observe.viewer import KINDS, ONLY, RUNNING, SORTS
 from runners.records.outcome import OutcomeClass, OutcomeCode
 
 VALUES: Mapping[str, Iterable[str]] = {

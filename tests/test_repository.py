@@ -90,6 +90,30 @@ def test_every_package_has_a_readme() -> None:
         assert (ROOT / package / "README.md").is_file(), package
 
 
+def contracts(kind: str) -> list[dict[str, Any]]:
+    """Return the import contracts of a type."""
+    every = project()["tool"]["importlinter"]["contracts"]
+    return [contract for contract in every if contract["type"] == kind]
+
+
+def test_the_readme_of_a_district_names_its_face_as_the_contract_does() -> None:
+    faces = contracts("protected")
+    assert len(faces) == 11
+    for contract in faces:
+        (district,) = contract["protected_modules"]
+        held = {line.removeprefix(f"** -> {district}.") for line in contract["ignore_imports"]}
+        readme = (ROOT / district.replace(".", "/") / "README.md").read_text("utf-8")
+        named = readme.partition("\n## Face\n\n")[2].partition("\n\n")[0]
+        assert set(re.findall(r"`([^`]+)`", named)) == held, district
+
+
+def test_the_drawing_of_the_districts_is_that_of_the_contract() -> None:
+    layers = max((contract["layers"] for contract in contracts("layers")), key=len)
+    drawn = [line.replace("runners.", "") for line in layers if line != "runners.slime"]
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    assert "\n".join(drawn) in page
+
+
 def test_every_folder_of_the_runners_has_a_short_readme() -> None:
     folders = {
         path.parts[1] for path, _ in sources() if len(path.parts) > 2 and path.parts[0] == "runners"

@@ -20,11 +20,11 @@ from runners.campaigns.evaluation.plan import select_tasks
 from runners.campaigns.jobs import Job
 from runners.campaigns.preflight import start_check
 from runners.campaigns.preflight.start_check import NoteSets
-from runners.observe.live.console import make_console, report_warning
-from runners.observe.live.result import CampaignResult
+from runners.observe.console import make_console, report_warning
+from runners.observe.live import CampaignResult
 from runners.records.printable import make_printable
 from runners.services.run_examples import check_examples, describe_examples
-from runners.tasks.sets.dataset_report import DatasetReport
+from runners.tasks.sets import DatasetReport
 
 if TYPE_CHECKING:
     from runners.campaigns.evaluation.run import EvaluationResult

@@ -14,13 +14,13 @@ from itertools import groupby
 
 from conf.schema import Config
 from runners.campaigns.sampler import StepSampler
-from runners.observe.live.progress import Progress
+from runners.observe.live import Progress
 from runners.records.record import RolloutRecord
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 from runners.rollouts.pool import Pool
 from runners.rollouts.spec import RolloutSpec
 from runners.services.driver import Interrupted
-from runners.system.concurrency.task_group import task_group
+from runners.system.concurrency import task_group
 from runners.training.advantages import StepGroups
 
 

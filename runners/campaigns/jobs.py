@@ -67,7 +67,7 @@ class Job:
         A run that is not resumed keeps the file that it has. Raises JobError.
         """
         from conf.compose import to_json
-        from runners.system.processes.atomic_write import atomic_file
+        from runners.system.processes import atomic_file
 
         file = self.run_dir / CONFIG_FILE
         try:
@@ -131,7 +131,7 @@ def replaying_job(run_dir: Path, overrides: list[str]) -> Job:
 
     Only keys that do not alter its result may differ. Raises ConfigError, JobError or StoreError.
     """
-    from runners.records.store.run_store import RunStore
+    from runners.records.store import RunStore
 
     with RunStore.open(run_dir, read_only=True) as store:
         stored = store.config()
@@ -188,7 +188,7 @@ def resumed_job(
     Raises ConfigError, JobError or StoreError.
     """
     from runners.campaigns.resumption import check_resumable
-    from runners.records.store.run_store import RunStore
+    from runners.records.store import RunStore
     from runners.services.dataset_check import check_datasets
 
     if benchmark is None and (on_cluster := cluster_config(run_dir)) is not None:

@@ -31,23 +31,19 @@ from runners.campaigns.schedule import count_supervised, evaluation_batch, evalu
 from runners.campaigns.step_training import StepTraining
 from runners.engines.client import HttpEngine
 from runners.engines.teacher import Teacher
-from runners.observe.adviser.metric_lines import MetricLines
-from runners.observe.figures.metrics import MetricsWriter
-from runners.observe.live.progress import Progress
-from runners.observe.live.result import summarize_evaluation
-from runners.observe.live.under_way import read_overlapped
-from runners.observe.sinks.delivery import Ending
-from runners.observe.sinks.open_trackers import TrackerFeed
-from runners.observe.sinks.plugin_feed import SinkFeed
+from runners.observe.adviser import MetricLines
+from runners.observe.figures import MetricsWriter
+from runners.observe.live import Progress, read_overlapped, summarize_evaluation
+from runners.observe.sinks import Ending, SinkFeed, TrackerFeed
 from runners.records.checkpoints import CHECKPOINTS, Checkpoint
 from runners.records.routing import RoutingShape
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 from runners.services.driver import Interrupted
 from runners.services.services import Services
-from runners.system.plugins.calls import PluginFailedError
+from runners.system.plugins import PluginFailedError
 from runners.tasks.contract import Task
 from runners.training import checkpoint
-from runners.training.ranks.client import Trainer
+from runners.training.ranks import Trainer
 
 if TYPE_CHECKING:
     from runners.training.supervised.examples import Examples

@@ -14,8 +14,7 @@ from runners.records.checkpoints import (
     directory_name,
     find_latest,
 )
-from runners.records.store.run_store import RunStore
-from runners.records.store.store_error import StoreError
+from runners.records.store import RunStore, StoreError
 from runners.training.checkpoint import OPTIMIZER
 
 REPLAY = "replay"

@@ -16,7 +16,7 @@ from runners.campaigns.overlap.events import Admit, Batch, from_row
 from runners.campaigns.overlap.run_schedule import find_place
 from runners.campaigns.schedule import count_supervised
 from runners.records.ids import parse_rollout_id, parse_session_id
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 
 _log = logging.getLogger(__name__)
 

@@ -19,24 +19,21 @@ from runners.campaigns.preflight.teacher_check import require_teacher
 from runners.campaigns.resumption import REPLAY, check_resumable, rewind_store
 from runners.engines.adapters import ADAPTER_NAME
 from runners.engines.teacher import Teacher
-from runners.observe.adviser.adviser import advise_run
-from runners.observe.figures.metrics import MetricsWriter
-from runners.observe.live.progress import Progress
-from runners.observe.live.result import CampaignResult, summarize
+from runners.observe.adviser import advise_run
+from runners.observe.figures import MetricsWriter
+from runners.observe.live import CampaignResult, Progress, summarize
 from runners.records.checkpoints import CHECKPOINTS, Checkpoint, CheckpointError, find_latest
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 from runners.services.dataset_check import note_duplicates
 from runners.services.driver import RunDriver, open_run
 from runners.services.faults.wiring import metrics_faults
 from runners.services.policy import Policy, find_captured_shape
 from runners.services.run_examples import keep_examples, open_examples
 from runners.services.services import start_services
-from runners.system.concurrency.task_group import task_group
-from runners.system.processes.ledger import Ledger
-from runners.system.processes.service import ServiceStarter
-from runners.tasks.sets.task_sets import load_tasks
-from runners.training.ranks.client import Trainer, start_ranks
-from runners.training.ranks.settings import RankSettings
+from runners.system.concurrency import task_group
+from runners.system.processes import Ledger, ServiceStarter
+from runners.tasks.sets import load_tasks
+from runners.training.ranks import RankSettings, Trainer, start_ranks
 
 START = "start"
 """Directory of the adapters of a run's start, among its checkpoints."""

@@ -13,13 +13,11 @@ from collections.abc import Callable, Collection, Sequence
 from conf.schema import Config
 from conf.sections.plugin import PluginConfig
 from runners.campaigns.schedule import make_group, spare_task, step_tasks
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 from runners.rollouts.spec import RolloutSpec
-from runners.system.plugins.calls import PluginFailedError, call_plugin
-from runners.system.plugins.loading import load_plugin
+from runners.system.plugins import PluginFailedError, call_plugin, load_plugin
 from runners.tasks.contract import Task
-from runners.tasks.sets.curriculum import Curriculum
-from runners.tasks.sets.task_sampler import StepCount, TaskDraw, TaskHistory, TaskSampler
+from runners.tasks.sets import Curriculum, StepCount, TaskDraw, TaskHistory, TaskSampler
 
 SAMPLERS: dict[str, TaskSampler] = {"curriculum": Curriculum()}
 """Samplers of choices of ``run.sampler`` that look at what earlier steps found."""

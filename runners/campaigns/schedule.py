@@ -15,7 +15,7 @@ from conf.sections.training import LocalTrainerConfig
 from conf.task_sets import find_weights
 from runners.rollouts.spec import RolloutSpec, derive_seed, make_spec
 from runners.tasks.contract import Task
-from runners.tasks.sets.mixture import draws
+from runners.tasks.sets import draws
 
 
 def spare_task(config: Config, tasks: Sequence[Task], step: int, number: int) -> Task:

@@ -12,8 +12,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from runners.campaigns.evaluation.report import EvaluationReport
-from runners.observe.export.sft import MessagesLine, TokensLine
-from runners.observe.export.trajectory import Trajectory
+from runners.observe.export import MessagesLine, TokensLine, Trajectory
 
 SCHEMAS: dict[str, type[BaseModel]] = {
     "trajectory.schema.json": Trajectory,

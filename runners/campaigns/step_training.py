@@ -18,16 +18,15 @@ from conf.task_sets import name_sets
 from runners.campaigns.schedule import count_supervised
 from runners.campaigns.teaching import add_teacher_logprobs
 from runners.engines.teacher import Teacher
-from runners.observe.figures.curves import read_evaluations
-from runners.observe.live.progress import Progress
+from runners.observe.figures import read_evaluations
+from runners.observe.live import Progress
 from runners.records.checkpoints import CHECKPOINTS, Checkpoint, find_best
 from runners.records.routing import RoutingShape
-from runners.records.store.free_disk import measure_free_mb
-from runners.records.store.run_store import RunStore
-from runners.system.concurrency.daemon_thread import run_in_daemon
+from runners.records.store import RunStore, measure_free_mb
+from runners.system.concurrency import run_in_daemon
 from runners.training import checkpoint
 from runners.training.advantages import StepGroups
-from runners.training.ranks.client import Trainer
+from runners.training.ranks import Trainer
 from runners.training.step_metrics import step_metrics
 from runners.training.step_samples import StepSamples, build_samples
 from runners.training.stored_rollout import load_rollout

@@ -35,7 +35,7 @@ from runners.engines.contract import (
 )
 from runners.engines.prompt_json import PromptJson
 from runners.records.record import UNKNOWN_VERSION
-from runners.system.concurrency.limits import backoff_s
+from runners.system.concurrency import backoff_s
 
 ABORT_DEADLINE_S = 5.0
 """Short, because an abort is only a hint: closing the connection already aborts the request."""

@@ -21,7 +21,7 @@ from runners.engines.continuation import (
     join_parts,
 )
 from runners.engines.contract import Engine, EngineError, Generation, SamplingParams, TokenIds
-from runners.system.concurrency.limits import Admission, TokenBucket, backoff_s
+from runners.system.concurrency import Admission, TokenBucket, backoff_s
 
 INTERRUPT_S = 10.0
 """An engine gets so long to return what it sampled of requests that it was asked to abort; then

@@ -16,7 +16,7 @@ from runners.engines.client import HttpEngine
 from runners.engines.connection import HttpConnection, unreadable_error
 from runners.engines.contract import EngineError
 from runners.records.record import IdArray, LogprobArray
-from runners.system.concurrency.limits import backoff_s
+from runners.system.concurrency import backoff_s
 
 CONCURRENCY = 16
 """Requests at the teacher at once: each is one prefill, and more of them only wait there."""

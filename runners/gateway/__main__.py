@@ -18,8 +18,8 @@ from conf.errors import AgentrlError
 from runners.gateway.gc_tuning import COLLECTOR
 from runners.gateway.service import NO_HOOKS, GatewayHooks, serve
 from runners.gateway.settings import GatewaySettings
-from runners.system.diagnostics.diagnostics import install_diagnostics
-from runners.system.processes.service import announce, receive_settings, wait_for_parent_exit
+from runners.system.diagnostics import install_diagnostics
+from runners.system.processes import announce, receive_settings, wait_for_parent_exit
 
 _log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ import orjson
 
 from runners.engines.resilient import PauseResult
 from runners.gateway.gateway_error import GatewayError
-from runners.system.concurrency.limits import backoff_s
+from runners.system.concurrency import backoff_s
 
 DEADLINE_S = 60.0
 """Of a call. The gateway answers in milliseconds; ``finish`` waits for turns that are being stored.

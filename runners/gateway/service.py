@@ -22,7 +22,7 @@ from runners.engines.client import HttpEngine
 from runners.engines.contract import Engine
 from runners.engines.fixed_engines import connect_fixed_engine
 from runners.engines.resilient import ResilientEngine
-from runners.engines.sglang.workers import connect_engine
+from runners.engines.sglang import connect_engine
 from runners.gateway.http.connections import raise_descriptor_limit
 from runners.gateway.http.control import ControlSocket
 from runners.gateway.http.listening import end_connections, open_listener
@@ -39,10 +39,9 @@ from runners.gateway.texts.chat_template import ServerParsers
 from runners.gateway.texts.text_pool import TextPool
 from runners.gateway.texts.text_work import make_text_work
 from runners.gateway.texts.texts import Texts
-from runners.records.store.run_store import RunStore
-from runners.system.concurrency.first_event import wait_for_any
-from runners.system.concurrency.limits import Admission, TokenBucket
-from runners.system.processes.ports import BACKLOG
+from runners.records.store import RunStore
+from runners.system.concurrency import Admission, TokenBucket, wait_for_any
+from runners.system.processes import BACKLOG
 
 MAX_ENGINE_CALLS = 4096
 """Calls of the engine in flight at first; admission lowers it when the engine pushes back."""

@@ -31,7 +31,7 @@ from conf.sections.gateway import GatewayLimitsConfig
 from conf.sections.scenario import compaction_window
 from conf.sections.training import SlimeTrainerConfig
 from runners.records.routing import RoutingShape
-from runners.system.processes.ports import PATIENCE_S
+from runners.system.processes import PATIENCE_S
 
 PING_S = 10.0
 """Seconds between server-sent-event pings while the engine generates."""

@@ -30,7 +30,7 @@ from runners.records.outcome import (
 from runners.records.printable import shorten
 from runners.records.record import RolloutRecord
 from runners.records.session_summary import SessionSummary
-from runners.records.store.store_error import StoreError
+from runners.records.store import StoreError
 from runners.rollouts.attempt_record import (
     AGENT_CODE,
     classify_error,
@@ -44,18 +44,16 @@ from runners.rollouts.harnesses.contract import HarnessContext, HarnessResult
 from runners.rollouts.reward import RolloutReward
 from runners.rollouts.spec import RolloutSpec
 from runners.sandboxes.contract import EGRESS, KilledError, OversizedError, Sandbox
-from runners.system.diagnostics.attempt_progress import AttemptProgress
-from runners.system.processes.cpu_time import CPU_S, CpuMeter, measure_cpu_time
-from runners.system.processes.recorder import RolloutRecorder
+from runners.system.diagnostics import AttemptProgress
+from runners.system.processes import CPU_S, CpuMeter, RolloutRecorder, measure_cpu_time
 from runners.tasks.capture_limits import make_refused_patch
 from runners.tasks.contract import HarborVerifier, Patch, Verdict, VerdictKind
-from runners.tasks.grading.graders.end_state import agent_limit_s, wait_healthy
-from runners.tasks.grading.graders.verdicts import make_verdict
-from runners.tasks.patches.denied_hosts import denied_hosts
-from runners.tasks.patches.patch import capture_patch
-from runners.tasks.patches.patch_record import (
+from runners.tasks.grading import agent_limit_s, make_verdict, wait_healthy
+from runners.tasks.patches import (
     TOUCHED,
+    capture_patch,
     decode_patch,
+    denied_hosts,
     encode_patch_extra,
     encode_patch_text,
 )

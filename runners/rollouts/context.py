@@ -13,8 +13,8 @@ from runners.rollouts.harnesses.contract import Harness
 from runners.rollouts.reward import ComputeReward
 from runners.rollouts.spec import RolloutSpec
 from runners.sandboxes.contract import SandboxBackend
-from runners.system.concurrency.limits import TokenBucket
-from runners.system.diagnostics.attempt_progress import AttemptWatch
+from runners.system.concurrency import TokenBucket
+from runners.system.diagnostics import AttemptWatch
 from runners.tasks.capture_limits import DEFAULT_LIMITS, CaptureLimits
 from runners.tasks.contract import Task
 from runners.tasks.repositories.task_repositories import use_repository_as_is

@@ -14,13 +14,11 @@ from collections.abc import Callable, Sequence
 from conf.errors import AgentrlError, ExitCode, error_text
 from runners.records.outcome import OutcomeClass
 from runners.records.record import RolloutRecord
-from runners.records.store.run_store import RunStore
-from runners.records.store.store_error import StoreError
+from runners.records.store import RunStore, StoreError
 from runners.rollouts.attempt_record import mark_final
 from runners.rollouts.context import AttemptContext, AttemptResult, Execute
 from runners.rollouts.spec import RolloutSpec
-from runners.system.concurrency.limits import Admission
-from runners.system.concurrency.task_group import task_group
+from runners.system.concurrency import Admission, task_group
 
 
 class BreakerOpen(AgentrlError):

@@ -16,8 +16,7 @@ from conf.sections.task import (
 )
 from runners.records.printable import make_printable
 from runners.records.session_summary import SessionSummary
-from runners.system.plugins.calls import PluginFailedError, call_plugin, check_number
-from runners.system.plugins.loading import load_plugin
+from runners.system.plugins import PluginFailedError, call_plugin, check_number, load_plugin
 from runners.tasks.contract import VerdictKind
 from runners.tasks.rollout_result import RolloutResult
 

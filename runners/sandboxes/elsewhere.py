@@ -11,7 +11,7 @@ from typing import Any
 
 from runners.sandboxes.contract import CheckCommand, CheckOutput, CommandResult, Sandbox
 from runners.sandboxes.wrappers import ForwardingSandbox
-from runners.system.concurrency.other_loop import run_in
+from runners.system.concurrency import run_in
 
 UNWIND_S = 10.0
 """To end a cancelled command."""

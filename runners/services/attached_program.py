@@ -23,7 +23,7 @@ from runners.engines.server_check import no_answer
 from runners.gateway.client import GatewayAdmin
 from runners.gateway.program_environment import program_environment
 from runners.services.gateway_alone import serve_alone
-from runners.system.processes.process_tags import kill_tagged
+from runners.system.processes import kill_tagged
 
 SESSION = "once"
 """Id of the one session, and of its rollout."""

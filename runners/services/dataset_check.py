@@ -13,13 +13,11 @@ from conf.errors import AgentrlError, ExitCode
 from conf.schema import Config
 from conf.sections.task import HeldOutEvalTaskConfig, TaskFileConfig
 from conf.task_sets import list_sets
-from runners.observe.adviser.history import DUPLICATES
-from runners.records.store.run_store import RunStore
-from runners.records.store.store_error import StoreError
+from runners.observe.adviser import DUPLICATES
+from runners.records.store import RunStore, StoreError
 from runners.tasks.contract import Task
 from runners.tasks.harbor import suites
-from runners.tasks.sets.dataset_report import read_dataset
-from runners.tasks.sets.exclusions import find_file
+from runners.tasks.sets import find_file, read_dataset
 
 SPLIT = "by id"
 """Name of the way in which tasks are held out (``tasks/splits.py``)."""

@@ -21,10 +21,8 @@ from typing import Any
 from conf.absolute_paths import make_paths_absolute
 from conf.errors import AgentrlError, ExitCode
 from conf.schema import Config
-from runners.observe.live.dashboard import LiveView
-from runners.observe.live.progress import Progress
-from runners.records.store.run_state import State
-from runners.records.store.run_store import RunStore
+from runners.observe.live import LiveView, Progress
+from runners.records.store import RunStore, State
 from runners.services.dataset_check import note_datasets
 from runners.services.policy import Policy, prepare_policy
 from runners.services.stop_signals import (
@@ -32,10 +30,14 @@ from runners.services.stop_signals import (
     in_main_thread,
     receive_signals,
 )
-from runners.system.diagnostics.diagnostics import install_diagnostics
-from runners.system.diagnostics.sections import format_section
-from runners.system.diagnostics.stalls import describe_attempts, seconds_since_turn, watch_stalls
-from runners.system.processes.service import ServiceError
+from runners.system.diagnostics import (
+    describe_attempts,
+    format_section,
+    install_diagnostics,
+    seconds_since_turn,
+    watch_stalls,
+)
+from runners.system.processes import ServiceError
 
 HEARTBEAT_S = 5.0
 

@@ -20,10 +20,9 @@ from runners.engines.capabilities import probe_routing, require_capabilities
 from runners.engines.contract import ServedEngine
 from runners.engines.fixed_engines import check_fixed_engine, connect_fixed_engine
 from runners.engines.server_check import require_checks
-from runners.engines.sglang.launch import make_server_settings
-from runners.engines.sglang.workers import connect_engine
+from runners.engines.sglang import connect_engine, make_server_settings
 from runners.records.routing import RoutingShape
-from runners.system.processes.service import ServiceStarter
+from runners.system.processes import ServiceStarter
 
 START_DEADLINE_S = 120.0
 """A service that loads a model on a busy machine may take this long to be ready."""

@@ -14,13 +14,12 @@ from conf.schema import Config
 from runners.gateway.replicas.replica_set import ReplicaSet
 from runners.gateway.service import serve
 from runners.gateway.settings import GatewaySettings
-from runners.records.store.run_state import State
-from runners.records.store.run_store import STORE_FILE, RunStore
+from runners.records.store import STORE_FILE, RunStore, State
 from runners.services.engine_service import start_engine
 from runners.services.faults.wiring import choose_gateway_module, make_gateway_hooks
 from runners.services.policy import find_captured_shape
-from runners.system.diagnostics.diagnostics import install_diagnostics
-from runners.system.processes.service import ServiceError, ServiceStarter
+from runners.system.diagnostics import install_diagnostics
+from runners.system.processes import ServiceError, ServiceStarter
 
 
 async def serve_alone(

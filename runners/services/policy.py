@@ -11,7 +11,7 @@ from conf.sections.model import TinyModelConfig
 from conf.sections.training import RoutingOffConfig, RoutingRolloutConfig
 from runners.records.routing import RoutingShape
 from runners.records.starting_policy import find_given_files, keep_policy
-from runners.training.routing.shape import read_routing_shape
+from runners.training.routing import read_routing_shape
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from conf.sections.model import TinyModelConfig
 from conf.sections.training import LocalTrainerConfig
 from runners.gateway.texts.chat_template import make_renderer
 from runners.records.starting_policy import find_given_files, find_shipped_policy
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 from runners.records.tokenizer import load_tokenizer, read_json
 from runners.training.supervised.examples import (
     ExampleReader,

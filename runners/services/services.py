@@ -24,10 +24,10 @@ from runners.gateway.client import GatewayAdmin
 from runners.gateway.gateway_error import GatewayError
 from runners.gateway.replicas.replica_set import ReplicaSet
 from runners.gateway.settings import GatewaySettings
-from runners.observe.sinks.otlp import open_span_feed
+from runners.observe.sinks import open_span_feed
 from runners.records.record import RolloutRecord
 from runners.records.routing import RoutingShape
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 from runners.rollouts.attempt import execute_here
 from runners.rollouts.context import AttemptContext, Execute
 from runners.rollouts.harnesses.registry import make_harness
@@ -44,14 +44,11 @@ from runners.services.engine_service import (
 from runners.services.faults.wiring import choose_gateway_module, driver_faults
 from runners.services.policy import find_captured_shape
 from runners.services.ray_workers.executor import RayExecutor, join
-from runners.system.concurrency.limits import Admission, TokenBucket
-from runners.system.concurrency.task_group import task_group
-from runners.system.diagnostics.attempt_progress import AttemptWatch
-from runners.system.processes.ledger import Ledger, reap
-from runners.system.processes.recorder import StoreRecorder
-from runners.system.processes.service import ServiceError, ServiceStarter
+from runners.system.concurrency import Admission, TokenBucket, task_group
+from runners.system.diagnostics import AttemptWatch
+from runners.system.processes import Ledger, ServiceError, ServiceStarter, StoreRecorder, reap
 from runners.tasks.capture_limits import CaptureLimits
-from runners.tasks.grading.grading import make_grader
+from runners.tasks.grading import make_grader
 from runners.tasks.repositories.task_repositories import TaskRepositories
 from runners.tasks.rollout_result import Grader
 

@@ -8,9 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from runners.records.store.run_state import Driver
-from runners.records.store.run_store import RunStore
-from runners.records.store.store_error import StoreError
+from runners.records.store import Driver, RunStore, StoreError
 
 POLL_S = 0.2
 KILL_S = 60.0

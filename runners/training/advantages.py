@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from conf.schema import Config
 from conf.sections.task import find_part_weights
 from runners.records.record import RolloutRecord
-from runners.system.plugins.calls import PluginFailedError, check_number, describe_failure
+from runners.system.plugins import PluginFailedError, check_number, describe_failure
 from runners.training.estimators import (
     AdvantageEstimator,
     Gdpo,

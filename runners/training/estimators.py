@@ -16,7 +16,7 @@ from typing import Protocol
 
 from conf.sections.plugin import PluginConfig
 from conf.sections.training import PolicyGradientConfig
-from runners.system.plugins.loading import load_shared
+from runners.system.plugins import load_shared
 
 STD_FLOOR = 1e-6
 """Keeps divisions finite; rewards with a spread below it carry no signal and get exactly 0."""

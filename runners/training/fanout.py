@@ -22,8 +22,7 @@ from conf.sections.training import (
 from runners.records.chain_choice import DropReason, choose_segments, divide_advantage
 from runners.records.record import LogprobArray, Segment, SegmentKind
 from runners.records.routing import Routing
-from runners.system.plugins.calls import PluginFailedError, check_number, describe_failure
-from runners.system.plugins.loading import load_shared
+from runners.system.plugins import PluginFailedError, check_number, describe_failure, load_shared
 from runners.training.sample import Sample
 
 

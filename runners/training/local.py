@@ -17,7 +17,7 @@ from conf.sections.plugin import PluginConfig
 from conf.sections.training import LocalTrainerConfig, RoutingOffConfig, RoutingReplayConfig
 from runners.records.record import LogprobArray
 from runners.records.routing import Routing, RoutingError, TokenAgreement
-from runners.system.plugins.calls import PluginFailedError
+from runners.system.plugins import PluginFailedError
 from runners.training.attention import repeat_keys
 from runners.training.equal_passes import equalize_passes, make_placeholder
 from runners.training.freed_memory import return_freed_memory

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from conf.sections.plugin import PluginConfig
 from conf.sections.training import CorrectionConfig, LocalTrainerConfig
-from runners.system.plugins.calls import PluginFailedError, describe_failure
-from runners.system.plugins.loading import load_shared
+from runners.system.plugins import PluginFailedError, describe_failure, load_shared
 from runners.training.loss_contract import PolicyLoss, TokenLosses, TrainedTokens
 
 NAME = "trainer.loss"

@@ -19,7 +19,7 @@ from runners.records.chain_choice import DropReason
 from runners.records.outcome import OutcomeClass
 from runners.records.record import RolloutRecord, SegmentKind
 from runners.records.routing import RoutingError
-from runners.records.store.store_error import StoreError
+from runners.records.store import StoreError
 from runners.training.advantages import StepGroups
 from runners.training.fanout import FanOut, fan_out
 from runners.training.gradient import has_gradient

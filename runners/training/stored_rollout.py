@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from runners.records.graph import build_segments
 from runners.records.record import RolloutRecord, Segment, Turn
 from runners.records.routing import Routing, RoutingShape, build_segment_routing
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 
 
 @dataclass(frozen=True, slots=True)

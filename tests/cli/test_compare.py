@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from runners.records.json_text import clean_text
 from runners.records.outcome import Outcome, OutcomeCode, Stage
-from runners.records.store.json_text import clean_text
 from runners.records.store.run_state import State
 from runners.records.store.run_store import RunStore
 from tests.cli.conftest import Agentrl

@@ -12,7 +12,7 @@ from cli.tables import render_comparison
 from conf.compose import compose
 from conf.errors import AgentrlError
 from runners.campaigns.execution import report_head
-from runners.observe.live.console import report_warning
+from runners.observe.console import report_warning
 from tests.cli.conftest import Agentrl
 from tests.fakes.hostile import STEERING, TEXTS, Unreadable, exceptions, shown
 

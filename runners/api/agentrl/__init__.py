@@ -10,22 +10,20 @@ from agentrl.run_reader import RunReader, open_run
 from conf.errors import AgentrlError, ConfigError, ExitCode
 from runners.gateway.gateway_client import AttachedSession, FinishedSession, GatewayClient
 from runners.gateway.gateway_error import GatewayError
-from runners.observe.export.contract import ExportedRollout, ExportedRun, ExporterPlugin
-from runners.observe.sinks.plugin_feed import MetricsSink
+from runners.observe.export import ExportedRollout, ExportedRun, ExporterPlugin
+from runners.observe.sinks import MetricsSink
 from runners.records.outcome import Outcome, OutcomeCode
 from runners.records.record import RolloutRecord, Segment, Turn
 from runners.records.session_summary import SessionSummary
-from runners.records.store.campaign_tables import EvaluationRow, StepRow
+from runners.records.store import EvaluationRow, StepRow
 from runners.rollouts.harnesses.contract import Harness, HarnessContext, HarnessResult
 from runners.rollouts.reward import Reward, RewardParts
 from runners.sandboxes.contract import CommandResult, Sandbox, SandboxError
-from runners.sandboxes.remote.provided import MachineProvider, MachineRequest
+from runners.sandboxes.remote import MachineProvider, MachineRequest
 from runners.tasks.contract import DecidingTest, Patch, Task, Verdict, VerdictKind
-from runners.tasks.grading.graders.custom import Scorer
+from runners.tasks.grading import Scorer
 from runners.tasks.rollout_result import RolloutResult
-from runners.tasks.sets.curriculum import Curriculum
-from runners.tasks.sets.custom_reader import DatasetReader
-from runners.tasks.sets.task_sampler import TaskDraw, TaskHistory, TaskSampler
+from runners.tasks.sets import Curriculum, DatasetReader, TaskDraw, TaskHistory, TaskSampler
 from runners.training.estimators import AdvantageEstimator
 from runners.training.fanout import SharePolicy
 from runners.training.loss_contract import PolicyLoss, TokenLosses, TrainedTokens

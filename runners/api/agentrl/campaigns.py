@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from agentrl.run_reader import RunReader
     from runners.campaigns.evaluation.report import EvaluationReport
     from runners.campaigns.jobs import Job
-    from runners.observe.export.contract import ExportedRollout
+    from runners.observe.export import ExportedRollout
 
 AnyPath = str | os.PathLike[str]
 Result = TypeVar("Result")

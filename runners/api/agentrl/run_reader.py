@@ -9,14 +9,10 @@ from typing import Any, Self
 
 from agentrl.arguments import to_path
 from conf.errors import ExitCode
-from runners.observe.export.contract import ExportedRollout
-from runners.observe.export.decoding import find_decode
-from runners.observe.export.dump import describe_run, read_rollout
-from runners.observe.figures.task_rates import TaskRate, read_task_rates
+from runners.observe.export import ExportedRollout, describe_run, find_decode, read_rollout
+from runners.observe.figures import TaskRate, read_task_rates
 from runners.records.record import RolloutRecord
-from runners.records.store.campaign_tables import EvaluationRow, StepRow
-from runners.records.store.run_store import RunStore
-from runners.records.store.store_error import StoreError
+from runners.records.store import EvaluationRow, RunStore, StepRow, StoreError
 
 
 class RunReader:
@@ -59,9 +55,7 @@ class RunReader:
 
     def summary(self) -> dict[str, Any]:
         """Return the document that ``agentrl run --json`` prints, as far as the run is."""
-        from runners.observe.live.result import (
-            summarize,  # slow: what only imports names needs none
-        )
+        from runners.observe.live import summarize
 
         return summarize(self._store, wall_s=self._store.state().spent_s)
 
@@ -71,7 +65,7 @@ class RunReader:
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the lines of ``metrics.jsonl``, one for each finished step: rows of a table."""
-        from runners.observe.live.result import metrics_rows
+        from runners.observe.live import metrics_rows
 
         return metrics_rows(self._store)
 

@@ -9,7 +9,7 @@ from conf.errors import ConfigError
 from conf.schema import Config
 from conf.suggestions import suggest
 from runners.tasks.contract import Task
-from runners.tasks.sets.task_sets import load_tasks
+from runners.tasks.sets import load_tasks
 
 NO_TRAINING = ("run.steps=0", "run.eval_tasks=0")
 """Overrides that switch off the parts of the configuration that only a campaign has."""

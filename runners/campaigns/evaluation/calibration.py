@@ -19,10 +19,10 @@ from runners.campaigns.evaluation.benchmarks import Benchmark
 from runners.campaigns.evaluation.execution import Execution, execute
 from runners.campaigns.evaluation.files import CALIBRATION, replace_file
 from runners.campaigns.evaluation.plan import Instance, select_tasks
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 from runners.services.driver import Interrupted, RunEnd
 from runners.services.services import start_grader
-from runners.system.concurrency.task_group import task_group
+from runners.system.concurrency import task_group
 from runners.tasks.contract import HarborVerifier, Task, Verdict, VerdictKind
 from runners.tasks.rollout_result import Grader
 

@@ -9,8 +9,8 @@ from typing import Protocol, TypeVar
 
 from conf.schema import Config
 from runners.campaigns.evaluation.benchmarks import Benchmark
-from runners.observe.live.progress import Progress
-from runners.records.store.run_store import RunStore
+from runners.observe.live import Progress
+from runners.records.store import RunStore
 from runners.services.driver import RunDriver, RunEnd, open_run
 
 

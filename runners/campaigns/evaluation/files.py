@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runners.records.store.store_error import raise_store_errors
-from runners.system.processes.atomic_write import atomic_file
+from runners.records.store import raise_store_errors
+from runners.system.processes import atomic_file
 
 REPORT = "report.json"
 CALIBRATION = "calibration.json"

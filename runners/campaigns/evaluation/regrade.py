@@ -21,12 +21,10 @@ from conf.resume import resume_config
 from conf.schema import Config
 from runners.campaigns.evaluation.benchmarks import BENCHMARKS
 from runners.campaigns.evaluation.run import rewrite_results
-from runners.observe.live.dashboard import LiveView
-from runners.observe.live.progress import Progress
+from runners.observe.live import LiveView, Progress
 from runners.records.outcome import OutcomeCode, Stage
 from runners.records.record import RolloutRecord
-from runners.records.store.run_store import RunStore
-from runners.records.store.store_error import StoreError
+from runners.records.store import RunStore, StoreError
 from runners.rollouts.attempt_record import (
     conclude,
     rebuild_result,
@@ -35,11 +33,11 @@ from runners.rollouts.attempt_record import (
 )
 from runners.rollouts.reward import RolloutReward, make_reward
 from runners.services.services import start_grader
-from runners.system.concurrency.task_group import task_group
-from runners.system.plugins.calls import PluginFailedError
+from runners.system.concurrency import task_group
+from runners.system.plugins import PluginFailedError
 from runners.tasks.contract import Task, Verdict, VerdictKind
 from runners.tasks.rollout_result import Grader, RolloutResult
-from runners.tasks.sets.task_sets import load_tasks
+from runners.tasks.sets import load_tasks
 
 EVENT = "regraded"
 

@@ -30,19 +30,19 @@ from runners.campaigns.evaluation.swebench_files import (
     classify_failures,
     render_instances,
 )
-from runners.observe.figures.statistics import (
+from runners.observe.figures import (
     bootstrap_interval,
     pass_at_k,
     summarize_values,
     task_interval,
     wilson_interval,
 )
+from runners.records.json_text import dumps
 from runners.records.outcome import OutcomeCode, Stage
 from runners.records.record import RolloutRecord
-from runners.records.store.json_text import dumps
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 from runners.sandboxes.contract import EGRESS
-from runners.tasks.patches.patch_record import TOUCHED, decode_patch
+from runners.tasks.patches import TOUCHED, decode_patch
 
 NAME_LENGTH = 200
 """SWE-bench's tools use the model's name as a directory name, which has at most 255 bytes."""

@@ -23,9 +23,9 @@ from runners.campaigns.evaluation.plan import Selection, plan_rollouts, select_t
 from runners.campaigns.evaluation.report import EvaluationReport
 from runners.campaigns.evaluation.results import Results, load_graded, result_column
 from runners.campaigns.evaluation.swebench_files import INSTANCES, write_logs
-from runners.observe.live.dashboard import format_duration
+from runners.observe.live import format_duration
 from runners.records.record import RolloutRecord
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 from runners.rollouts.spec import RolloutSpec
 from runners.services.driver import Interrupted, RunEnd
 from runners.services.services import start_services

@@ -17,13 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from runners.campaigns.evaluation.files import replace_file
-from runners.records.store.json_text import dumps
-from runners.records.store.store_error import raise_store_errors
+from runners.records.json_text import dumps
+from runners.records.store import raise_store_errors
 from runners.tasks.contract import Patch, ScriptGrading, Task
-from runners.tasks.grading.graders.packages import EMPTY_REPORT, is_installed, read_logs
-from runners.tasks.grading.graders.task_grader import log_file
-from runners.tasks.grading.graders.verdicts import DOES_NOT_APPLY
-from runners.tasks.patches.patch_record import encode_patch_text
+from runners.tasks.grading import DOES_NOT_APPLY, EMPTY_REPORT, is_installed, log_file, read_logs
+from runners.tasks.patches import encode_patch_text
 
 INSTANCES = "instances.jsonl"
 LOGS = Path("logs", "run_evaluation")

@@ -11,8 +11,8 @@ from rich.text import Text
 
 from conf.errors import ExitCode
 from runners.campaigns.evaluation.report import EvaluationReport, PassAt, Spread
-from runners.observe.figures.labelled_table import LabelledTable
-from runners.observe.live.dashboard import format_duration
+from runners.observe.figures import LabelledTable
+from runners.observe.live import format_duration
 from runners.records.printable import make_printable
 
 _PARTS = 12

@@ -24,7 +24,7 @@ from runners.campaigns.overlap.events import (
 from runners.engines.embedded.weight_plan import write_plans
 from runners.records.graph import TurnGraph
 from runners.records.record import IdArray
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 
 
 class RecordedSchedule:

@@ -26,7 +26,7 @@ from runners.campaigns.overlap.limits import OverlapLimits
 from runners.campaigns.overlap.recorded import RecordedSchedule
 from runners.campaigns.overlap.scheduler import GroupScheduler
 from runners.campaigns.schedule import count_supervised
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 
 
 def find_staleness(run: Mapping[str, Any]) -> int:

@@ -22,9 +22,9 @@ from runners.campaigns.overlap.run_schedule import RunSchedule
 from runners.campaigns.schedule import evaluation_due
 from runners.campaigns.step_training import StepTraining
 from runners.records.checkpoints import CHECKPOINTS, Checkpoint, CheckpointError, directory_name
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 from runners.services.driver import Interrupted
-from runners.system.concurrency.task_group import task_group
+from runners.system.concurrency import task_group
 from runners.training.advantages import StepGroups
 
 

@@ -27,7 +27,7 @@ from runners.gateway.settings import GatewaySettings
 from runners.records.outcome import OutcomeClass
 from runners.records.record import Turn
 from runners.records.starting_policy import find_given_files, find_shipped_policy
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 from runners.records.tokenizer import load_tokenizer
 from runners.rollouts.harnesses.contract import HarnessContext, HarnessResult
 from runners.rollouts.harnesses.registry import make_harness

@@ -18,17 +18,14 @@ from conf.sections.run import SamplerName
 from conf.sections.task import FormatName, GraderName
 from conf.sections.training import AdvantageName, LossName, ShareName
 from conf.targets import find_version, plugin_names
-from runners.observe.export.contract import ExporterPlugin
-from runners.observe.export.formats import FORMATS
-from runners.observe.sinks.plugin_feed import MetricsSink
+from runners.observe.export import FORMATS, ExporterPlugin
+from runners.observe.sinks import MetricsSink
 from runners.rollouts.harnesses.contract import Harness
 from runners.rollouts.reward import Reward
-from runners.sandboxes.remote.provided import MachineProvider
-from runners.system.plugins.calls import PluginFailedError
-from runners.system.plugins.loading import PluginError, load_plugin
-from runners.tasks.grading.graders.custom import Scorer
-from runners.tasks.sets.custom_reader import DatasetReader
-from runners.tasks.sets.task_sampler import TaskSampler
+from runners.sandboxes.remote import MachineProvider
+from runners.system.plugins import PluginError, PluginFailedError, load_plugin
+from runners.tasks.grading import Scorer
+from runners.tasks.sets import DatasetReader, TaskSampler
 from runners.training.estimators import AdvantageEstimator
 from runners.training.fanout import SharePolicy
 from runners.training.loss_contract import PolicyLoss

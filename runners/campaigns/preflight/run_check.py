@@ -30,7 +30,7 @@ from runners.records.tokenizer import load_tokenizer
 from runners.rollouts.harnesses.registry import install_harness
 from runners.services.engine_service import list_workers, start_engine
 from runners.services.policy import find_captured_shape
-from runners.system.processes.service import ServiceStarter
+from runners.system.processes import ServiceStarter
 
 EngineReport = list[CheckResult]
 """Questions to the engine, with their answers."""

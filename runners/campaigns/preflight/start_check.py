@@ -36,14 +36,13 @@ from runners.engines.server_check import (
     run_check,
 )
 from runners.gateway.texts.chat_template import make_renderer
-from runners.observe.sinks.libraries import find_sink_errors
+from runners.observe.sinks import find_sink_errors
 from runners.records.starting_policy import find_given_files, find_shipped_policy
 from runners.records.tokenizer import check_family, load_tokenizer
 from runners.services.engine_service import list_workers
 from runners.services.policy import find_captured_shape
 from runners.services.run_examples import check_examples
-from runners.tasks.sets.dataset_report import DatasetReport, Progress
-from runners.tasks.sets.task_sets import check_sets
+from runners.tasks.sets import DatasetReport, Progress, check_sets
 
 
 class MissingError(AgentrlError):

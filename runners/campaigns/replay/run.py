@@ -24,17 +24,17 @@ from runners.campaigns.replay.signal import SignalChange, measure_signal
 from runners.gateway.client import GatewayAdmin
 from runners.gateway.service import GatewayHooks, serve_inline
 from runners.gateway.settings import GatewaySettings
-from runners.observe.export.decoding import find_run_tokenizer
+from runners.observe.export import find_run_tokenizer
 from runners.records.ids import parse_session_id
 from runners.records.record import RolloutRecord, Turn
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 from runners.records.tokenizer import load_tokenizer
 from runners.rollouts.harnesses.contract import HarnessContext, HarnessResult
 from runners.rollouts.harnesses.registry import make_harness
 from runners.sandboxes.backends import make_backend
 from runners.tasks.contract import Task
 from runners.tasks.repositories.task_repositories import TaskRepositories, describe_workspace
-from runners.tasks.sets.task_sets import load_tasks
+from runners.tasks.sets import load_tasks
 
 UNUSED_ENGINE_URL = "http://127.0.0.1:1"
 """The gateway's engine URL; ``RecordedEngine`` answers instead."""

@@ -20,7 +20,7 @@ from conf.sections.harness import name_program
 from runners.campaigns.replay.run import ReplayError, ReplayResult, replay
 from runners.records.outcome import OutcomeClass
 from runners.records.record import RolloutRecord
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 from runners.rollouts.harnesses.registry import install_harness
 
 ROLLOUTS = 8

@@ -15,7 +15,7 @@ from conf.schema import Config
 from runners.campaigns.group_runner import GroupRunner
 from runners.campaigns.sampler import StepSampler
 from runners.records.record import RolloutRecord
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 from runners.training.advantages import GroupKey, StepGroups, key_of
 
 Group = list[RolloutRecord]

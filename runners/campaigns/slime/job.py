@@ -23,17 +23,12 @@ from conf.errors import AgentrlError, ExitCode
 from runners.campaigns.slime.checkpoints import remove_old_checkpoints
 from runners.campaigns.slime.megatron.step_figures import move_figures
 from runners.campaigns.slime.run_config import read_config
-from runners.observe.figures.curves import read_evaluations
-from runners.observe.figures.metrics import MetricsWriter
-from runners.observe.live.remote_status import write_document
-from runners.observe.live.result import metrics_rows
-from runners.observe.live.status import read_store_status
+from runners.observe.figures import MetricsWriter, read_evaluations
+from runners.observe.live import metrics_rows, read_store_status, write_document
 from runners.records.checkpoints import CHECKPOINTS
-from runners.records.store.run_state import State
-from runners.records.store.run_store import STORE_FILE, RunStore
-from runners.records.store.status_file import STATUS_FILE, read_status_file
-from runners.system.processes.ledger import Ledger, reap
-from runners.tasks.sets.task_sets import load_tasks
+from runners.records.store import STATUS_FILE, STORE_FILE, RunStore, State, read_status_file
+from runners.system.processes import Ledger, reap
+from runners.tasks.sets import load_tasks
 
 SILENCE_S = 30.0
 """A worker without a heartbeat for so long is gone, even if it could not record its end."""
@@ -47,7 +42,7 @@ def check(run_dir: Path) -> None:
     from runners.campaigns.preflight.plugins import find_plugin_errors
     from runners.campaigns.preflight.run_check import check_run
     from runners.campaigns.preflight.start_check import refuse
-    from runners.observe.sinks.libraries import find_sink_errors
+    from runners.observe.sinks import find_sink_errors
     from runners.rollouts.harnesses.registry import install_harness
 
     config = read_config(run_dir)

@@ -24,18 +24,12 @@ from runners.campaigns.slime.batches import GatheredBatch
 from runners.campaigns.slime.checkpoints import find_newest, remove_old_checkpoints
 from runners.campaigns.slime.megatron.step_figures import drop_figures, move_figures
 from runners.campaigns.slime.resumption import rewind_job
-from runners.observe.adviser.metric_lines import MetricLines
-from runners.observe.figures.curves import read_evaluations
-from runners.observe.figures.metrics import MetricsWriter
-from runners.observe.live.remote_status import write_document
-from runners.observe.live.result import summarize_evaluation
-from runners.observe.live.status import read_store_status
+from runners.observe.adviser import MetricLines
+from runners.observe.figures import MetricsWriter, read_evaluations
+from runners.observe.live import read_store_status, summarize_evaluation, write_document
 from runners.records.checkpoints import CHECKPOINTS
 from runners.records.record import RolloutRecord
-from runners.records.store.free_disk import measure_free_mb
-from runners.records.store.run_state import State
-from runners.records.store.run_store import RunStore
-from runners.records.store.status_file import STATUS_FILE
+from runners.records.store import STATUS_FILE, RunStore, State, measure_free_mb
 from runners.training.advantages import StepGroups
 from runners.training.step_metrics import step_metrics
 from runners.training.step_samples import build_samples

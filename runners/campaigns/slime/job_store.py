@@ -8,9 +8,7 @@ import time
 from pathlib import Path
 
 from conf.schema import Config
-from runners.records.store.run_state import REMOTE_SILENCE_S
-from runners.records.store.run_store import STORE_FILE, RunStore
-from runners.records.store.status_file import find_remote_driver
+from runners.records.store import REMOTE_SILENCE_S, STORE_FILE, RunStore, find_remote_driver
 from runners.services.dataset_check import check_datasets, note_datasets
 
 POLL_S = 2.0

@@ -13,7 +13,7 @@ from conf.sections.training import RoutingRolloutConfig
 from runners.campaigns.overlap.events import Admit, Batch, Ready, Start, from_row
 from runners.campaigns.overlap.run_schedule import find_staleness
 from runners.records.record import UNKNOWN_VERSION, RolloutRecord
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 
 
 def rewind_job(config: Config, store: RunStore, done: int) -> None:

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from runners.system.plugins.calls import PluginFailedError
+from runners.system.plugins import PluginFailedError
 from runners.training.advantages import compute_group_advantages
 from runners.training.estimators import AdvantageEstimator, normalize_step, normalizes_step
 

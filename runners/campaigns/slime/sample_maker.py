@@ -16,7 +16,7 @@ from runners.campaigns.slime.routing_check import RoutingCheck
 from runners.campaigns.slime.samples import SampleConfig, placeholder, to_slime_samples
 from runners.records.record import RolloutRecord
 from runners.records.routing import RoutingError
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 from runners.records.tokenizer import load_tokenizer
 from runners.services.policy import find_captured_shape
 from runners.training.placeholder import read_pad_token

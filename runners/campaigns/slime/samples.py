@@ -22,7 +22,7 @@ from runners.records.record import IdArray, RolloutRecord, Segment
 from runners.records.routing import Routing, RoutingError, RoutingShape
 from runners.training.fanout import fan_out
 from runners.training.placeholder import constant_placeholder, prompt_placeholder
-from runners.training.routing.check import find_routing_fault
+from runners.training.routing import find_routing_fault
 from runners.training.sample import Sample
 from runners.training.stored_rollout import StoredRollout
 

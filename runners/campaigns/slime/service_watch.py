@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from runners.records.store.run_store import RunStore
-from runners.system.processes.service import ServiceError
+from runners.records.store import RunStore
+from runners.system.processes import ServiceError
 
 T = TypeVar("T")
 

@@ -21,8 +21,8 @@ from runners.campaigns.overlap.producer import GroupProducer
 from runners.campaigns.overlap.run_schedule import RunSchedule
 from runners.campaigns.sampler import StepSampler
 from runners.campaigns.slime.batches import GatheredBatch, Group
-from runners.records.store.run_store import RunStore
-from runners.system.concurrency.task_group import task_group
+from runners.records.store import RunStore
+from runners.system.concurrency import task_group
 from runners.training.advantages import StepGroups
 
 T = TypeVar("T")

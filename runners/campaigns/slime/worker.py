@@ -31,16 +31,15 @@ from runners.campaigns.slime.sample_maker import SampleMaker, make_sample_config
 from runners.campaigns.slime.samples import SampleConfig, make_base_sample
 from runners.campaigns.slime.service_watch import ServiceWatch
 from runners.campaigns.slime.stream import StreamBatches
-from runners.observe.live.progress import Progress
-from runners.records.store.run_store import RunStore
+from runners.observe.live import Progress
+from runners.records.store import RunStore
 from runners.rollouts.pool import Pool
 from runners.services.dataset_check import note_duplicates
 from runners.services.services import Services, start_services
-from runners.system.diagnostics.attempt_progress import AttemptWatch
-from runners.system.diagnostics.stalls import seconds_since_turn, watch_stalls
-from runners.system.plugins.calls import PluginFailedError
+from runners.system.diagnostics import AttemptWatch, seconds_since_turn, watch_stalls
+from runners.system.plugins import PluginFailedError
 from runners.tasks.contract import Task
-from runners.tasks.sets.task_sets import load_tasks
+from runners.tasks.sets import load_tasks
 from runners.training.advantages import key_of
 
 EXIT_DEADLINE_S = 10.0

@@ -17,7 +17,7 @@ from conf.absolute_paths import make_paths_absolute
 from conf.errors import AgentrlError, ConfigError, ExitCode
 from conf.keys import flatten
 from conf.schema import Config
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 
 ANSWERED = (
     "fanout",

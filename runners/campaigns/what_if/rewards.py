@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from conf.schema import Config
 from runners.records.record import RolloutRecord
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 from runners.rollouts.attempt_record import (
     conclude,
     rebuild_result,
@@ -16,7 +16,7 @@ from runners.rollouts.attempt_record import (
     with_reward,
 )
 from runners.rollouts.reward import ComputeReward, make_reward
-from runners.system.plugins.calls import PluginFailedError
+from runners.system.plugins import PluginFailedError
 from runners.tasks.rollout_result import RolloutResult
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from conf.schema import Config
 from conf.sections.training import SlimeTrainerConfig
 from runners.records.record import RolloutRecord
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 from runners.training.advantages import GroupKey, key_of
 
 

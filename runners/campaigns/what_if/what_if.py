@@ -19,8 +19,8 @@ from runners.campaigns.what_if.keys import WhatIfError, change_rules
 from runners.campaigns.what_if.rewards import Repayment, rebuild_results
 from runners.campaigns.what_if.trained_steps import find_trained_steps
 from runners.records.record import RolloutRecord
-from runners.records.store.run_store import RunStore
-from runners.system.plugins.calls import PluginFailedError
+from runners.records.store import RunStore
+from runners.system.plugins import PluginFailedError
 from runners.training.advantages import StepGroups
 from runners.training.step_samples import StepSamples, build_samples, leave_out
 from runners.training.stored_rollout import LoadRollout, StoredRollout, load_rollout

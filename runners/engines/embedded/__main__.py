@@ -19,9 +19,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from conf.errors import AgentrlError, ExitCode
 from runners.engines.contract import EngineError
 from runners.engines.embedded.validation import describe_errors
-from runners.system.diagnostics.diagnostics import install_diagnostics
-from runners.system.processes.ports import PATIENCE_S, listen, port_of
-from runners.system.processes.service import announce, receive_settings, wait_for_parent_exit
+from runners.system.diagnostics import install_diagnostics
+from runners.system.processes import (
+    PATIENCE_S,
+    announce,
+    listen,
+    port_of,
+    receive_settings,
+    wait_for_parent_exit,
+)
 
 SWITCH_INTERVAL_S = 0.0005
 """Longest time that the HTTP thread holds the GIL while the decode loop waits for it. Python's

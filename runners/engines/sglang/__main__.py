@@ -18,10 +18,10 @@ from contextlib import suppress
 import aiohttp
 
 from conf.errors import AgentrlError
-from runners.system.processes.ports import free_port
-from runners.system.processes.service import (
+from runners.system.processes import (
     ServiceError,
     announce,
+    free_port,
     receive_settings,
     wait_for_parent_exit,
 )

@@ -25,7 +25,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from runners.gateway.refusal import Refused
-from runners.system.processes.agent_process import AgentProcess, can_tell
+from runners.system.processes import AgentProcess, can_tell
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from conf.errors import AgentrlError, ExitCode
 from runners.gateway.settings import GatewaySettings
-from runners.system.processes.ports import listen, port_of
+from runners.system.processes import listen, port_of
 
 HTTP_CLOSE_S = 1.0
 """Requests that are still being answered at shutdown get this long."""

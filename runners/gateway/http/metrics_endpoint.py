@@ -19,8 +19,7 @@ from conf.cache import cache_root
 from runners.gateway.http.http_answers import key_of
 from runners.gateway.http.listening import GatewayFailed, end_connections
 from runners.gateway.monitoring.exposition import write_exposition
-from runners.system.processes.ports import BACKLOG, listen
-from runners.system.processes.secret_file import load_secret
+from runners.system.processes import BACKLOG, listen, load_secret
 
 ReadCounts = Callable[[], Mapping[str, Any]]
 """Returns what this process of the gateway has counted."""

@@ -43,7 +43,7 @@ from runners.gateway.request_limits import RequestBudget
 from runners.gateway.sessions.in_flight import InFlightTurn
 from runners.gateway.sessions.registry import SessionEntry, SessionRegistry
 from runners.gateway.sessions.session import Session
-from runners.system.processes.agent_process import AgentProcess
+from runners.system.processes import AgentProcess
 
 logger = logging.getLogger(__name__)
 

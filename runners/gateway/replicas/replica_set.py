@@ -23,8 +23,8 @@ from conf.errors import AgentrlError
 from runners.gateway.client import GatewayAdmin
 from runners.gateway.sessions.session_rollouts import keep_lost
 from runners.gateway.settings import GatewaySettings, ReplicaSettings
-from runners.system.concurrency.task_group import task_group
-from runners.system.processes.service import Service, ServiceError, ServiceStarter
+from runners.system.concurrency import task_group
+from runners.system.processes import Service, ServiceError, ServiceStarter
 
 START_S = 120.0
 """Each loads the tokenizer; on a small machine all of them do so at once."""

@@ -22,7 +22,7 @@ from runners.gateway.sessions.session_rollouts import RolloutPlace, SessionRollo
 from runners.gateway.settings import SessionSampling
 from runners.records.graph import build_segments
 from runners.records.outcome import OutcomeCode
-from runners.system.processes.agent_process import AgentProcess
+from runners.system.processes import AgentProcess
 
 CloseCallback = Callable[[], Coroutine[Any, Any, None]]
 

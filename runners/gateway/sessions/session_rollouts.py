@@ -22,7 +22,7 @@ from runners.records.counters import STORED_COUNTERS
 from runners.records.outcome import Outcome, OutcomeCode, Stage
 from runners.records.record import RolloutRecord
 from runners.records.session_summary import SessionSummary
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 
 _FAILED_SERVICE = {"engine": OutcomeCode.INFRA_MODEL, "gateway": OutcomeCode.INFRA_GATEWAY}
 

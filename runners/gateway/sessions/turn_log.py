@@ -20,8 +20,7 @@ from conf.errors import ExitCode
 from runners.records.record import RolloutRecord, Turn
 from runners.records.routing import TurnRouting
 from runners.records.session_summary import SessionSummary
-from runners.records.store.session_tables import MAX_TURNS
-from runners.records.store.store_error import StoreError
+from runners.records.store import MAX_TURNS, StoreError
 from runners.records.wire import WireExchange
 
 T = TypeVar("T")

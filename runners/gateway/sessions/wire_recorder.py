@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from runners.records.json_text import clean_text, dumps
 from runners.records.printable import shorten
-from runners.records.store.json_text import clean_text, dumps
 from runners.records.wire import WireExchange
 
 MB = 1 << 20

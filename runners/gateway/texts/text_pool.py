@@ -22,7 +22,7 @@ from conf.errors import AgentrlError, ExitCode
 from conf.sections.gateway import GatewayLimitsConfig
 from runners.gateway.refusal import OverLimit, RefusalKind, Refused
 from runners.gateway.texts.text_worker import LENGTH_BYTES, encode_message
-from runners.system.processes.service import child_environment
+from runners.system.processes import child_environment
 
 logger = logging.getLogger(__name__)
 

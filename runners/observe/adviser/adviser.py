@@ -26,7 +26,7 @@ from runners.observe.adviser.policy import (
 )
 from runners.observe.adviser.rollouts import find_abort_storm, find_no_compaction, find_truncation
 from runners.observe.adviser.signal import find_duplicates, find_flat_groups, find_reward_hacking
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 
 ALARMS = "alarms"
 """Key of a line of ``metrics.jsonl``."""

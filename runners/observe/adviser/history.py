@@ -17,7 +17,7 @@ from statistics import fmean, median
 from typing import Any
 
 from runners.records.outcome import OutcomeClass
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 
 DUPLICATES = "duplicates"
 """Kind of the event that names tasks which are in the data twice."""

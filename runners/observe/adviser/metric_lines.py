@@ -13,8 +13,7 @@ from typing import Any
 from runners.observe.adviser.adviser import ALARMS, advise
 from runners.observe.adviser.alarm import Alarm
 from runners.observe.adviser.history import History, StepFacts, read_duplicates, read_steps
-from runners.records.store.run_store import RunStore
-from runners.records.store.store_error import StoreError
+from runners.records.store import RunStore, StoreError
 
 LATE_STEPS = 8
 """Steps for which figures may come after a step has ended, beside those by which rollouts may be

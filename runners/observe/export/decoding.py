@@ -6,7 +6,7 @@ from pathlib import Path
 
 from runners.observe.export.contract import Decode
 from runners.records.starting_policy import find_run_policy
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 from runners.records.tokenizer import load_tokenizer
 
 

@@ -33,10 +33,10 @@ from runners.observe.export.filter_texts import (
 from runners.observe.export.formats import FORMATS, find_exporter, name_folder
 from runners.observe.export.summary import ExportSummary
 from runners.observe.export.trajectory import SCHEMA_VERSION
+from runners.records.json_text import dumps
 from runners.records.record import RolloutRecord
-from runners.records.store.json_text import dumps
-from runners.records.store.run_store import RunStore
-from runners.system.plugins.calls import describe_failure
+from runners.records.store import RunStore
+from runners.system.plugins import describe_failure
 
 ONLY: dict[str, Callable[[RolloutRecord], bool]] = {
     "train": lambda record: record.split == "train",

@@ -11,7 +11,7 @@ from runners.observe.export.jsonl import write_jsonl
 from runners.observe.export.parquet import write_parquet
 from runners.observe.export.sft import write_sft
 from runners.observe.export.slime import write_slime
-from runners.system.plugins.loading import load_plugin
+from runners.system.plugins import load_plugin
 
 FORMATS: dict[str, Exporter] = {
     "jsonl": write_jsonl,

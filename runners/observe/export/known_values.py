@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 
 from conf.errors import AgentrlError, ExitCode
 from conf.suggestions import suggest
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 
 
 class UnknownValueError(AgentrlError):

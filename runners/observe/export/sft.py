@@ -25,8 +25,8 @@ from runners.observe.export.derive import Part
 from runners.observe.export.jsonl import find_faults
 from runners.observe.export.trajectory import Mask
 from runners.records.conversation import Message, latest_tools
+from runners.records.json_text import dumps
 from runners.records.record import Segment, SegmentKind, Turn
-from runners.records.store.json_text import dumps
 
 FOLDER = "sft"
 MESSAGES = "messages.jsonl"

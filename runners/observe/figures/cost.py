@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from runners.records.outcome import TEARDOWN, Stage
-from runners.records.store.run_store import RunStore
-from runners.records.store.session_tables import SAMPLED_TOKENS
-from runners.system.processes.cpu_time import CPU_S
+from runners.records.store import SAMPLED_TOKENS, RunStore
+from runners.system.processes import CPU_S
 
 HELD = (Stage.BOOT, Stage.HARNESS, Stage.PATCH, TEARDOWN, Stage.GRADE)
 """Stages during which an attempt holds a sandbox: its own, or that of its grading."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 
 REWARD, SOLVE_RATE, STEP_S = "train/reward_mean", "train/solve_rate", "time/step_s"
 """Metrics of a finished step; the first two are null if none of its rollouts was graded."""

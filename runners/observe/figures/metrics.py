@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runners.records.store.json_text import dumps
-from runners.records.store.store_error import raise_store_errors
-from runners.system.processes.atomic_write import atomic_file
+from runners.records.json_text import dumps
+from runners.records.store import raise_store_errors
+from runners.system.processes import atomic_file
 
 
 def finite_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

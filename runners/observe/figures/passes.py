@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runners.observe.figures.statistics import Interval, pass_at_k, task_interval
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 
 
 @dataclass(frozen=True, slots=True)

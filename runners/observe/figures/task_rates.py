@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from runners.records.store.campaign_tables import StepRow
+from runners.records.store import StepRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from runners.observe.adviser.alarm import Alarm
+from runners.observe.console import make_console
 from runners.observe.figures.curves import Curve
 from runners.observe.figures.terminal_plot import AXIS, LINE, MARK, plot_rates
-from runners.observe.live.console import make_console
 from runners.observe.live.progress import Progress
 from runners.records.printable import make_printable
 

@@ -15,7 +15,7 @@ from typing import Any
 from runners.observe.adviser.alarm import Alarm
 from runners.observe.figures.curves import REWARD, SOLVE_RATE, STEP_S, Curve
 from runners.records.printable import make_printable
-from runners.system.diagnostics.attempt_progress import AttemptWatch
+from runners.system.diagnostics import AttemptWatch
 
 _RATE_WINDOW_S = 30.0
 """Period over which tokens per second are counted."""

@@ -13,10 +13,9 @@ from typing import Any
 from runners.observe.adviser.alarm import Alarm
 from runners.observe.figures.training_counts import GroupCounts, TokenCounts
 from runners.observe.live.status import Leak, PartlySolved, Status
-from runners.records.store.json_text import dumps
-from runners.records.store.status_file import find_remote_driver, read_status_file
-from runners.records.store.store_error import raise_store_errors
-from runners.system.processes.atomic_write import atomic_file
+from runners.records.json_text import dumps
+from runners.records.store import find_remote_driver, raise_store_errors, read_status_file
+from runners.system.processes import atomic_file
 
 
 def write_document(path: Path, document: Mapping[str, Any]) -> None:

@@ -19,8 +19,7 @@ from runners.observe.figures.training_counts import count_training
 from runners.observe.live.status import read_best, read_outcomes
 from runners.records.counters import mean
 from runners.records.record import TASK_SET, RolloutRecord
-from runners.records.store.campaign_tables import EvaluationRow, StepRow
-from runners.records.store.run_store import RunStore
+from runners.records.store import EvaluationRow, RunStore, StepRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,7 @@ from runners.observe.live.progress import Progress
 from runners.observe.live.status import Status, read_store_status
 from runners.observe.live.under_way import read_overlapped
 from runners.records.outcome import Stage
-from runners.records.store.run_state import State
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore, State
 
 _POLL_S = 1.0
 _LIVE_STATES = (State.CREATED, State.RUNNING)

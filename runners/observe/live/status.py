@@ -26,10 +26,9 @@ from runners.observe.live.dashboard import format_duration
 from runners.observe.live.under_way import count_under_way
 from runners.records.checkpoints import CHECKPOINTS, find_best
 from runners.records.printable import make_printable
-from runners.records.store.run_state import KILLED, State
-from runners.records.store.run_store import RunStore
-from runners.system.diagnostics.diagnostics import newest_diagnoses
-from runners.system.processes.ledger import Ledger, ResourceKind, is_gone
+from runners.records.store import KILLED, RunStore, State
+from runners.system.diagnostics import newest_diagnoses
+from runners.system.processes import Ledger, ResourceKind, is_gone
 
 _LEAKS_SHOWN = 5
 _DIAGNOSES_SHOWN = 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from runners.observe.report.paired import PairedResult, Verdicts, compare_tasks, read_verdicts
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from runners.observe.live.result import summarize
 from runners.observe.report.paired import Verdicts, compare_tasks, read_verdicts
 from runners.observe.report.report_data import RunDocument, read_document
 from runners.observe.report.seeds import pool_seeds
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 
 SEED = "seed"
 CURVES = (SOLVE_RATE, REWARD, "tokens/trained", "tokens/per_s", STEP_S, "policy/k3")

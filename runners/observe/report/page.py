@@ -17,8 +17,8 @@ from runners.observe.export.html import NAME as EXPORTED_PAGE
 from runners.observe.export.page_assets import build_document_page
 from runners.observe.report.against import Against
 from runners.observe.report.report_data import read_document
-from runners.records.store.run_store import RunStore
-from runners.system.processes.atomic_write import atomic_file
+from runners.records.store import RunStore
+from runners.system.processes import atomic_file
 
 NAME = "report.html"
 QUICK = 5_000

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from runners.observe.figures.statistics import Interval, bootstrap_interval
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 
 FLIPS = 20_000
 """Random sign flips; with so many a p of 0.05 is exact to 0.003."""

@@ -27,8 +27,7 @@ from runners.observe.report.sums import Sums, Totals
 from runners.records.outcome import MEANING
 from runners.records.printable import make_printable, shorten
 from runners.records.routing import RoutingError
-from runners.records.store.run_store import RunStore
-from runners.records.store.session_tables import SAMPLED_TOKENS
+from runners.records.store import SAMPLED_TOKENS, RunStore
 
 TASKS, EVENTS = 100, 100
 """The most entries of a list in the document; the number of all of them stands beside it."""

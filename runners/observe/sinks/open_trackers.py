@@ -13,7 +13,7 @@ from runners.observe.sinks.mlflow_tracker import MlflowTracker
 from runners.observe.sinks.step_entries import EVAL, Part, Sent, StepEntry, read_sent, split_row
 from runners.observe.sinks.tracker import TRACKERS, TrackedRun, Tracker, TrackerSink
 from runners.observe.sinks.wandb_tracker import WandbTracker
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 
 MOST_ENTRIES = 10_000
 """Of a tracker that wait: all that a long run has, when it is resumed; a dropped one is not sent by

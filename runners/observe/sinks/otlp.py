@@ -23,7 +23,7 @@ from runners.observe.figures.swimlane import without_texts
 from runners.observe.sinks.delivery import Delivery, Ending, EntryRefused, SinkError
 from runners.observe.sinks.rollout_spans import SpanFacts, describe_attempt
 from runners.records.record import TASK_SET, RolloutRecord
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan

@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from conf.sections.plugin import PluginConfig
-from runners.system.plugins.calls import PluginFailedError, call_plugin
-from runners.system.plugins.loading import load_plugin
+from runners.system.plugins import PluginFailedError, call_plugin, load_plugin
 
 SEND_S = 60.0
 """Time of one call."""

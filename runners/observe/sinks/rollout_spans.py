@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 
 from runners.records.outcome import OutcomeClass, Stage, order_stages
 from runners.records.record import MAIN_THREAD, TASK_SET, RolloutRecord
-from runners.records.store.run_store import RunStore
-from runners.records.store.session_tables import SAMPLED_TOKENS
+from runners.records.store import SAMPLED_TOKENS, RunStore
 
 Value = str | bool | int | float
 """Of an attribute."""

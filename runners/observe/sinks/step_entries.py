@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from runners.observe.figures.metrics import finite_numbers
-from runners.records.store.json_text import dumps, loads
-from runners.system.processes.atomic_write import atomic_file
+from runners.records.json_text import dumps, loads
+from runners.system.processes import atomic_file
 
 EVAL = "eval/"
 Part = Literal["train", "eval"]

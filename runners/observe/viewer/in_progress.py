@@ -11,12 +11,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from runners.records.ids import parse_rollout_id, parse_session_id, write_owner
+from runners.records.json_text import dumps, loads
 from runners.records.outcome import MEANING, Outcome, OutcomeClass, OutcomeCode, Stage
 from runners.records.record import RolloutRecord
-from runners.records.store.json_text import dumps, loads
-from runners.records.store.run_state import RunState
-from runners.records.store.run_store import RunStore
-from runners.records.store.session_tables import SAMPLED_TOKENS
+from runners.records.store import SAMPLED_TOKENS, RunState, RunStore
 
 RUNNING = "running"
 """Name of the filter that selects them."""

@@ -19,7 +19,7 @@ from runners.observe.viewer.rollout_view import ViewedRollout, open_rollout
 from runners.observe.viewer.search_index import SearchIndex
 from runners.observe.viewer.timeline import build_timeline, timeline_to_page
 from runners.observe.viewer.wire_view import find_wire, wire_to_page
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 
 ATTEMPTS = 500
 """Attempts of a step that are drawn over time."""

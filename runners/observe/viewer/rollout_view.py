@@ -21,7 +21,7 @@ from runners.observe.viewer.in_progress import (
     read_unrecorded,
 )
 from runners.records.record import RolloutRecord
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 
 
 @dataclass(frozen=True, slots=True)

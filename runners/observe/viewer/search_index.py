@@ -20,7 +20,7 @@ from pathlib import Path
 from conf.cache import cache_root
 from runners.observe.viewer.filters import ViewError
 from runners.observe.viewer.search_text import FIELDS, read_rollout_texts, read_turn_texts
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 
 FORM = 2
 """Raised when the tables or the texts that are indexed change."""

@@ -11,7 +11,7 @@ from runners.observe.export.page_texts import cut_text
 from runners.observe.viewer.filters import ViewError
 from runners.observe.viewer.rollout_view import find_attempts
 from runners.records.printable import make_printable
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 from runners.records.wire import WireExchange
 
 PAGE_TEXT = 200_000

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from conf.errors import ExitCode
+from runners.records.json_text import clean_text, dumps, loads
 from runners.records.store.arrays import TurnArrays
 from runners.records.store.campaign_tables import CampaignTables
 from runners.records.store.database import Database
-from runners.records.store.json_text import clean_text, dumps, loads
 from runners.records.store.run_state import (
     TRANSITIONS,
     RunState,

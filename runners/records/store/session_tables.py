@@ -10,12 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from runners.records.json_text import dumps, loads
 from runners.records.record import Turn
 from runners.records.routing import RoutingShape, TurnRouting
 from runners.records.session_summary import SessionSummary, TurnReply, summarize_session
 from runners.records.store.arrays import TurnArrays
 from runners.records.store.database import Database
-from runners.records.store.json_text import dumps, loads
 from runners.records.store.record_rows import ROUTING, TURNS, read_routing, read_turn, routing_block
 from runners.records.store.routing_files import RoutingPart
 from runners.records.store.store_error import StoreError

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from runners.records.store.json_text import loads
+from runners.records.json_text import loads
 from runners.records.store.run_state import REMOTE_SILENCE_S, State
 
 STATUS_FILE = "status.json"

@@ -34,7 +34,7 @@ from runners.rollouts.harnesses.external_program import (
 from runners.rollouts.harnesses.installation import NpmProgram, ProgramError
 from runners.rollouts.harnesses.mcp_servers import START_S, fill_directory, mount_servers
 from runners.sandboxes.contract import CommandResult, Sandbox
-from runners.system.processes.atomic_write import atomic_file
+from runners.system.processes import atomic_file
 
 
 def npm_program(config: CodexHarnessConfig) -> NpmProgram:

@@ -18,7 +18,7 @@ from runners.rollouts.harnesses.contract import HarnessContext, HarnessResult
 from runners.rollouts.harnesses.external_program import OUTPUT_LIMIT, describe_timeout, make_result
 from runners.rollouts.harnesses.installation import ProgramError, run_installer
 from runners.sandboxes.contract import CommandResult, Sandbox
-from runners.system.processes.atomic_write import atomic_directory
+from runners.system.processes import atomic_directory
 
 PROMPT_FILE = "/tmp/agentrl-prompt.md"
 CONTENT = "AGENTRL_FILE_{}"

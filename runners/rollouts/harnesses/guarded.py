@@ -9,7 +9,7 @@ from runners.records.outcome import OutcomeCode
 from runners.rollouts.harnesses.contract import Harness, HarnessContext, HarnessResult
 from runners.sandboxes.contract import Sandbox, SandboxError
 from runners.sandboxes.elsewhere import UNWIND_S, SandboxElsewhere
-from runners.system.plugins.calls import describe_failure, run_beside
+from runners.system.plugins import describe_failure, run_beside
 
 
 class GuardedHarness:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from conf.errors import AgentrlError, ExitCode
 from conf.programs import PROGRAM_NAMES, is_tarball
-from runners.system.processes.atomic_write import atomic_directory
+from runners.system.processes import atomic_directory
 
 INSTALL_S = 600.0
 """Hundreds of MB over a slow network."""

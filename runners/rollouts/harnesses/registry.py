@@ -23,7 +23,7 @@ from runners.rollouts.harnesses.mini_swe_agent import harness as mini_swe_agent
 from runners.rollouts.harnesses.mini_swe_agent import package
 from runners.rollouts.harnesses.native import NativeHarness
 from runners.rollouts.harnesses.prompted import PromptedHarness
-from runners.system.plugins.loading import load_plugin
+from runners.system.plugins import load_plugin
 
 
 def _make_claude_code(config: ClaudeCodeHarnessConfig, scenario: ScenarioConfig) -> Harness:

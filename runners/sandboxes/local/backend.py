@@ -35,8 +35,7 @@ from runners.sandboxes.local.memory_room import memory_room
 from runners.sandboxes.local.probe import MOUNTS, describe_guarantees, probe_isolation
 from runners.sandboxes.local.sandbox import LocalSandbox
 from runners.sandboxes.local.warm_pool import SlotFactory, SlotKey, WarmSandboxPool
-from runners.system.processes.process_names import PREFIX, is_stale, make_unique_name
-from runners.system.processes.process_tags import SANDBOX_TAG, kill_tagged
+from runners.system.processes import PREFIX, SANDBOX_TAG, is_stale, kill_tagged, make_unique_name
 
 PROGRAMS = {"bubblewrap": "bwrap", "unshare": "unshare"}
 HINTS = {

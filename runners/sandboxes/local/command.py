@@ -23,8 +23,13 @@ from runners.sandboxes.contract import (
     join_output,
 )
 from runners.sandboxes.local.launch import END_S, Launcher
-from runners.system.processes.cpu_time import add_cpu_time, read_cpu_time, read_tree_cpu_time
-from runners.system.processes.process_tags import SANDBOX_TAG, kill_tagged
+from runners.system.processes import (
+    SANDBOX_TAG,
+    add_cpu_time,
+    kill_tagged,
+    read_cpu_time,
+    read_tree_cpu_time,
+)
 
 PIPE_BYTES = 65536
 """Read or written at once: a pipe's capacity on Linux, so one read empties a pipe."""

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from conf.sections.sandbox import LocalSandboxConfig
 from runners.sandboxes.local.memory_room import CGROUP, CGROUP2, file_system
-from runners.system.processes.process_names import PREFIX, is_stale
+from runners.system.processes import PREFIX, is_stale
 
 EPERM, ENOSYS, EAFNOSUPPORT = 1, 38, 97
 ALLOW, ERRNO, KILL = 0x7FFF0000, 0x00050000, 0x80000000

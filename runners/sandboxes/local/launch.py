@@ -31,7 +31,7 @@ from pathlib import Path
 
 from runners.sandboxes.contract import SandboxError
 from runners.sandboxes.local.confinement import give_way
-from runners.system.processes.process_tags import SANDBOX_TAG
+from runners.system.processes import SANDBOX_TAG
 
 START_S = 30.0
 """From spawn to a launcher that is ready and limited; takes 20 ms on an idle machine."""

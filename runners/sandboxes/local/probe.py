@@ -19,7 +19,7 @@ import psutil
 from conf.sections.sandbox import LocalSandboxConfig
 from runners.sandboxes.contract import Sandbox, SandboxError
 from runners.sandboxes.local.isolation import PROGRAMS
-from runners.system.processes.agent_process import can_tell
+from runners.system.processes import can_tell
 
 MOUNTS = {"/opt/probe/probe.py": PROGRAMS / "probe.py"}
 """Mounts of the probe's sandbox."""

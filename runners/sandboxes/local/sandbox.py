@@ -34,7 +34,7 @@ from runners.sandboxes.local.isolation import SandboxHome
 from runners.sandboxes.local.launch import CLOSED, Launcher, end
 from runners.sandboxes.local.warm_pool import SlotFactory
 from runners.sandboxes.tree import copy_tree
-from runners.system.processes.process_tags import RUNNING
+from runners.system.processes import RUNNING
 
 GATEWAY_URL = "http://127.0.0.1:8080"
 """The gateway inside: every sandbox has a loopback, and so a port 8080, of its own."""

@@ -21,7 +21,7 @@ from runners.sandboxes.discard import discard, discard_tree
 from runners.sandboxes.local.confinement import PidsControlGroup, open_filter, set_limits
 from runners.sandboxes.local.isolation import Isolation, SandboxHome
 from runners.sandboxes.local.launch import Launcher, LaunchPlan, boot
-from runners.system.processes.process_tags import SANDBOX_TAG
+from runners.system.processes import SANDBOX_TAG
 
 REFILL_DELAY_S = 0.05
 """Until a slot that was taken is replaced: the sandbox that took it needs the CPU first."""

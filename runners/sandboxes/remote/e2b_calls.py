@@ -26,7 +26,7 @@ from e2b.exceptions import (
 
 from conf.errors import error_text
 from runners.sandboxes.contract import SandboxError
-from runners.system.concurrency.limits import backoff_s
+from runners.system.concurrency import backoff_s
 
 T = TypeVar("T")
 

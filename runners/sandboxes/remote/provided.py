@@ -20,8 +20,7 @@ from runners.sandboxes.contract import SandboxError, SandboxSpec
 from runners.sandboxes.remote.backend import RemoteBackend
 from runners.sandboxes.remote.machine import BusyError
 from runners.sandboxes.remote.sandbox import RemoteSandbox
-from runners.system.plugins.calls import PluginFailedError, call_plugin
-from runners.system.plugins.loading import load_plugin
+from runners.system.plugins import PluginFailedError, call_plugin, load_plugin
 
 Result = TypeVar("Result")
 START_S = 600.0

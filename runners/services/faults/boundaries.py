@@ -27,9 +27,8 @@ from runners.gateway.client import GatewayAdmin
 from runners.gateway.gateway_error import GatewayError
 from runners.gateway.http.server import GatewayServer
 from runners.gateway.sessions.registry import SessionEntry
-from runners.observe.figures.metrics import MetricsWriter
-from runners.records.store.run_store import RunStore
-from runners.records.store.store_error import StoreError, to_store_error
+from runners.observe.figures import MetricsWriter
+from runners.records.store import RunStore, StoreError, to_store_error
 from runners.sandboxes.contract import CommandResult, Sandbox, SandboxBackend, SandboxError
 from runners.sandboxes.wrappers import ForwardingSandbox
 from runners.services.faults.plan import Fault, Injection, parse_attempt

@@ -16,12 +16,12 @@ from pydantic import TypeAdapter
 from conf.sections.faults import FaultsConfig
 from runners.engines.client import HttpEngine
 from runners.engines.contract import Engine, ServedEngine
-from runners.engines.sglang.workers import WorkerEngine
+from runners.engines.sglang import WorkerEngine
 from runners.gateway.client import GatewayAdmin
 from runners.gateway.service import GatewayHooks
 from runners.gateway.sessions.turn_log import AsyncTurnLog
-from runners.observe.figures.metrics import MetricsWriter
-from runners.records.store.run_store import RunStore
+from runners.observe.figures import MetricsWriter
+from runners.records.store import RunStore
 from runners.rollouts.context import AttemptContext
 from runners.sandboxes.contract import SandboxBackend
 from runners.services.faults.boundaries import (

@@ -27,8 +27,7 @@ from conf.sections.sandbox import ApptainerSandboxConfig, ContainerSandboxConfig
 from runners.gateway.client import GatewayAdmin
 from runners.records import ids
 from runners.records.outcome import Outcome, OutcomeCode, Stage
-from runners.records.store.run_store import RunStore
-from runners.records.store.store_error import StoreError
+from runners.records.store import RunStore, StoreError
 from runners.rollouts.attempt_record import classify_error, make_record
 from runners.rollouts.context import AttemptContext, AttemptResult
 from runners.rollouts.spec import RolloutSpec
@@ -38,9 +37,8 @@ from runners.services.ray_workers.node_worker import SILENCE_S, NodeInfo, NodeWo
 from runners.services.ray_workers.remote_recorder import RecorderCall
 from runners.services.ray_workers.repository_cache import pack_repository
 from runners.services.ray_workers.worker import WorkerSettings
-from runners.system.diagnostics.attempt_progress import AttemptProgress
-from runners.system.processes.ledger import Ledger
-from runners.system.processes.recorder import StoreRecorder
+from runners.system.diagnostics import AttemptProgress
+from runners.system.processes import Ledger, StoreRecorder
 from runners.tasks.contract import Task
 
 _log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from runners.rollouts.spec import RolloutSpec
 from runners.services.ray_workers.errors import ExecutorError, NodeLost, WorkerError
 from runners.services.ray_workers.remote_recorder import RecorderCall
 from runners.services.ray_workers.worker import WorkerSettings, identity
-from runners.system.diagnostics.attempt_progress import AttemptProgress
+from runners.system.diagnostics import AttemptProgress
 
 SILENCE_S = 60.0
 """A worker answers each second; one that does not for so long has an event loop that hangs."""

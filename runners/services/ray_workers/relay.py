@@ -18,7 +18,7 @@ import aiohttp
 
 from runners.gateway.http.control import BACKLOG, ControlSocket
 from runners.gateway.replicas.session_key import replica_of
-from runners.system.processes.agent_process import AgentProcess
+from runners.system.processes import AgentProcess
 
 CONNECT_S = 10.0
 CHUNK_BYTES = 1 << 16

@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from runners.sandboxes.contract import SandboxError
-from runners.sandboxes.remote.archive import ArchiveWriter, unpack
-from runners.system.processes.atomic_write import atomic_directory
+from runners.sandboxes.remote import ArchiveWriter, unpack
+from runners.system.processes import atomic_directory
 from runners.tasks.contract import Task
 from runners.tasks.repositories.task_repositories import DELETED, HIDDEN
 

@@ -34,11 +34,11 @@ from runners.services.ray_workers.errors import ExecutorError
 from runners.services.ray_workers.relay import Relay
 from runners.services.ray_workers.remote_recorder import RecorderCall, RemoteRecorder
 from runners.services.ray_workers.repository_cache import RepositoryCache
-from runners.system.concurrency.limits import TokenBucket
-from runners.system.diagnostics.attempt_progress import AttemptWatch
-from runners.system.processes.process_names import PREFIX, is_stale, make_unique_name
+from runners.system.concurrency import TokenBucket
+from runners.system.diagnostics import AttemptWatch
+from runners.system.processes import PREFIX, is_stale, make_unique_name
 from runners.tasks.capture_limits import CaptureLimits
-from runners.tasks.grading.grading import make_grader
+from runners.tasks.grading import make_grader
 from runners.tasks.repositories.task_repositories import TaskRepositories
 
 POLL_S = 1.0

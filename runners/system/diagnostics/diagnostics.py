@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.errors import error_text
-from runners.records.store.store_error import raise_store_errors
+from runners.records.store import raise_store_errors
 from runners.system.diagnostics.call_graph import safe_repr
 from runners.system.diagnostics.sections import (
     describe_process,

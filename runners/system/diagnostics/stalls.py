@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 from runners.system.diagnostics.attempt_progress import AttemptProgress, AttemptWatch
 from runners.system.diagnostics.call_graph import describe_pending
 from runners.system.diagnostics.diagnostics import FOLDER

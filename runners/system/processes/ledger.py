@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from conf.errors import AgentrlError
-from runners.records.store.json_text import dumps, loads
-from runners.records.store.run_state import Driver, current_process
-from runners.records.store.run_store import RunStore
+from runners.records.json_text import dumps, loads
+from runners.records.store import Driver, RunStore, current_process
 from runners.system.processes.process_tags import SERVICE_TAG, is_tagged, kill_tagged
 
 ResourceKind = Literal["process", "session", "sandbox"]

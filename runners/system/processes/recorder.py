@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from runners.records.record import RolloutRecord
 from runners.records.session_summary import SessionSummary
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 from runners.system.processes.ledger import Ledger, ResourceKind
 
 

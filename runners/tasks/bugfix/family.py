@@ -20,7 +20,7 @@ from typing import Any, Literal, TypedDict
 
 from conf.errors import AgentrlError, ExitCode
 from conf.sections.task import HeldOutKinds
-from runners.system.processes.atomic_write import atomic_directory
+from runners.system.processes import atomic_directory
 from runners.tasks.bugfix.kinds import BUG_KINDS, NEW_KINDS
 from runners.tasks.bugfix.project import Project, draw_project
 from runners.tasks.contract import Task, UnittestIds

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from runners.system.processes.atomic_write import atomic_directory
+from runners.system.processes import atomic_directory
 from runners.tasks.bugfix.family import TaskRootError
 from runners.tasks.contract import ScriptGrading
 from runners.tasks.git import commit_identity, describe_failure, git_environment, run_git

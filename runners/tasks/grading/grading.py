@@ -36,7 +36,7 @@ from runners.sandboxes.contract import (
 from runners.sandboxes.discard import remove_tree
 from runners.sandboxes.tree import copy_tree
 from runners.sandboxes.wrappers import open_sandbox
-from runners.system.plugins.calls import PluginFailedError
+from runners.system.plugins import PluginFailedError
 from runners.tasks.capture_limits import RefusedError
 from runners.tasks.contract import GradingKey, Patch, Task, Verdict, VerdictKind
 from runners.tasks.git import git_environment, init_git_dir, run_git

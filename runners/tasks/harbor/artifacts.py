@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 
 from runners.sandboxes.contract import OversizedError, Sandbox, SandboxError
-from runners.sandboxes.remote.archive import unpack
+from runners.sandboxes.remote import unpack
 from runners.tasks.harbor.inspection import inspect
 from runners.tasks.harbor.task_config import Artifact
 

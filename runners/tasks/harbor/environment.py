@@ -17,7 +17,7 @@ from pathlib import Path
 from conf.cache import cache_root
 from runners.sandboxes.contract import SandboxBackend, SandboxError, SandboxSpec
 from runners.sandboxes.tree import copy_tree
-from runners.system.processes.atomic_write import atomic_directory
+from runners.system.processes import atomic_directory
 from runners.tasks.contract import Task
 from runners.tasks.harbor.directory import (
     COMPOSE,

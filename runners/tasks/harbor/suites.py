@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from conf.cache import cache_root
-from runners.system.processes.atomic_write import atomic_directory
+from runners.system.processes import atomic_directory
 from runners.tasks.contract import HarborVerifier, Task
 from runners.tasks.harbor.directory import (
     CONFIG,

@@ -26,7 +26,7 @@ from weakref import WeakKeyDictionary
 
 import psutil
 
-from runners.system.processes.service import child_environment
+from runners.system.processes import child_environment
 
 PROGRAM = f"{__package__}.patch"
 """Module that the server runs, by its name: it imports what imports this one."""

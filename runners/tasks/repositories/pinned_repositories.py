@@ -16,7 +16,7 @@ from pathlib import Path
 
 from conf.errors import AgentrlError, ExitCode
 from conf.url_secrets import hide_secrets
-from runners.system.processes.atomic_write import atomic_directory
+from runners.system.processes import atomic_directory
 from runners.tasks.git import (
     ATTRIBUTES,
     commit_identity,

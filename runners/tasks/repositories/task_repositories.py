@@ -22,7 +22,7 @@ from pathlib import Path
 
 from runners.sandboxes.contract import Sandbox, SandboxBackend, SandboxError, SandboxSpec
 from runners.sandboxes.wrappers import open_sandbox
-from runners.system.processes.atomic_write import atomic_directory
+from runners.system.processes import atomic_directory
 from runners.tasks.contract import HarborVerifier, Origin, Task
 from runners.tasks.harbor.environment import describe_environment, ensure_environment
 from runners.tasks.pytest_mounts import (

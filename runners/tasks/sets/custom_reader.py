@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from conf.sections.plugin import PluginConfig
-from runners.system.plugins.calls import PluginFailedError, describe_failure
-from runners.system.plugins.loading import load_plugin
+from runners.system.plugins import PluginFailedError, describe_failure, load_plugin
 from runners.tasks.section_keys import name_key
 from runners.tasks.sets.dataset_files import DatasetError
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from conf.errors import AgentrlError, ExitCode
 from runners.sandboxes.tree import copy_tree
-from runners.system.processes.atomic_write import atomic_directory
+from runners.system.processes import atomic_directory
 from runners.tasks.contract import CustomGrading, HarborVerifier, ScriptGrading, Task
 from runners.tasks.git import describe_failure, git_environment, init_git_dir, run_git
 from runners.tasks.grading.canaries.test_texts import UnreadableTestsError, read_test_patch

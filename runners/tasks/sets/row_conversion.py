@@ -16,7 +16,7 @@ from typing import Any
 from conf.errors import AgentrlError, ConfigError, ExitCode
 from conf.sections.plugin import PluginConfig
 from conf.sections.task import JsonlTaskConfig
-from runners.system.processes.atomic_write import atomic_file
+from runners.system.processes import atomic_file
 from runners.tasks.contract import Task
 from runners.tasks.harbor import suites
 from runners.tasks.schemas.detection import AUTO, FORMAT, read_row

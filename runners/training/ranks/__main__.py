@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from conf.errors import AgentrlError
-from runners.system.processes.service import announce, receive_settings
+from runners.system.processes import announce, receive_settings
 from runners.training import checkpoint
 from runners.training.peers import PeersLostError, find_lost_peers
 from runners.training.policy import require_devices

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from conf.errors import ExitCode
 from runners.records.checkpoints import Checkpoint
 from runners.records.routing import TokenAgreement
-from runners.system.concurrency.task_group import task_group
-from runners.system.processes.service import Service, ServiceStarter
+from runners.system.concurrency import task_group
+from runners.system.processes import Service, ServiceStarter
 from runners.training.ranks.settings import SOCKET, RankSettings
 from runners.training.ranks.wire import Arrays, encode_message, pack_rollouts, receive_message
 from runners.training.sample import Sample

@@ -27,11 +27,10 @@ from runners.sandboxes.contract import (
 from runners.sandboxes.discard import remove_tree
 from runners.sandboxes.tree import copy_tree
 from runners.sandboxes.wrappers import ForwardingSandbox, open_sandbox
-from runners.system.plugins.calls import PluginFailedError
+from runners.system.plugins import PluginFailedError
 from runners.tasks.contract import CustomGrading, Task, Verdict, VerdictKind
-from runners.tasks.grading.graders import JUDGES
-from runners.tasks.grading.grading import SandboxGrader
-from runners.tasks.patches.workspace_diff import diff_workspace
+from runners.tasks.grading import JUDGES, SandboxGrader
+from runners.tasks.patches import diff_workspace
 
 Files = Mapping[str, str | bytes]
 """Contents by path in the repository."""

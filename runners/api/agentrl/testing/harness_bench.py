@@ -17,7 +17,7 @@ from conf.schema import Config
 from runners.gateway.client import GatewayAdmin
 from runners.gateway.service import serve_inline
 from runners.gateway.settings import GatewaySettings
-from runners.records.store.run_store import RunStore
+from runners.records.store import RunStore
 from runners.rollouts.harnesses.contract import Harness, HarnessContext, HarnessResult
 from runners.rollouts.harnesses.registry import make_harness
 from runners.sandboxes.backends import make_backend

@@ -28,7 +28,7 @@ from conf.targets import is_file, split_target
 from runners.records.outcome import OutcomeClass, OutcomeCode
 from runners.rollouts.harnesses.contract import HarnessResult
 from runners.sandboxes.contract import SandboxError
-from runners.system.plugins.calls import plugin_loop
+from runners.system.plugins import plugin_loop
 
 PROMPT = "Fix add in a.py.\n\n  It says \"a - b\", 'é' and $HOME; `rm` nothing \\n."
 """Characters that a shell, JSON or a template would change."""

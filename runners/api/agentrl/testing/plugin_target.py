@@ -11,7 +11,7 @@ from pydantic import JsonValue
 
 from conf.sections.plugin import PluginConfig
 from conf.targets import find_target, is_file, split_target
-from runners.system.plugins.loading import load_plugin
+from runners.system.plugins import load_plugin
 
 
 class PluginTests:

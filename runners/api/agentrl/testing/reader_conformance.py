@@ -17,8 +17,7 @@ import pytest
 from agentrl.testing.plugin_target import PluginTests
 from conf.compose import compose
 from conf.sections.task import JsonlTaskConfig
-from runners.tasks.sets.custom_reader import DatasetReader
-from runners.tasks.sets.dataset_report import read_dataset
+from runners.tasks.sets import DatasetReader, read_dataset
 
 PIPE_BYTES = 60_000
 """A pipe takes 64 KiB without a reader."""

@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from conf.sections.training import RoutingReplayConfig, RoutingRolloutConfig
 from runners.campaigns.slime.megatron.mismatch_sums import SIZE, find_metrics
 from runners.campaigns.slime.megatron.router_counts import COUNTS
-from runners.observe.live.remote_status import write_document
-from runners.records.store.run_store import RunStore
-from runners.records.store.store_error import raise_store_errors
-from runners.training.routing.evidence import CERTAINTY, pool_rows
+from runners.observe.live import write_document
+from runners.records.store import RunStore, raise_store_errors
+from runners.training.routing import CERTAINTY, pool_rows
 
 FOLDER = "training-figures"
 FAULT = "routing_fault"

@@ -26,7 +26,7 @@ from runners.rollouts.harnesses.mini_swe_agent.harness import (
     build_command,
     build_settings,
 )
-from runners.system.processes.atomic_write import atomic_directory
+from runners.system.processes import atomic_directory
 
 PACKAGE = "mini-swe-agent"
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")

@@ -13,7 +13,7 @@ from typing import Protocol
 from conf.errors import AgentrlError, error_text
 from runners.records.printable import make_printable, shorten
 from runners.sandboxes.contract import Sandbox
-from runners.system.processes.atomic_write import atomic_file
+from runners.system.processes import atomic_file
 from runners.tasks.contract import (
     SETS,
     GradingKey,

@@ -19,7 +19,7 @@ from runners.observe.adviser.history import (
 )
 from runners.observe.adviser.metric_lines import LATE_STEPS, STALENESS, MetricLines
 from runners.observe.figures.metrics import MetricsWriter
-from runners.records.store.json_text import loads
+from runners.records.json_text import loads
 from runners.records.store.run_store import RunStore
 from runners.records.store.store_error import StoreError
 from tests.fakes.illnesses import ILLNESSES, infect

@@ -32,8 +32,8 @@ from runners.observe.export.jsonl import NAME, validate
 from runners.observe.export.slime import ROLLOUTS_PER_FILE
 from runners.observe.export.validation import find_contradictions
 from runners.records.conversation import join_messages, latest_tools
+from runners.records.json_text import dumps
 from runners.records.record import Turn
-from runners.records.store.json_text import dumps
 from runners.records.store.run_store import RunStore
 from runners.records.store.store_error import StoreError
 from tests.fakes.records import (

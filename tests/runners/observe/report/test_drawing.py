@@ -15,8 +15,8 @@ from runners.observe.report.against import read_against
 from runners.observe.report.comparison import compare_runs
 from runners.observe.report.page import write_comparison, write_report
 from runners.observe.report.report_data import read_document
+from runners.records.json_text import clean_text
 from runners.records.outcome import Outcome, OutcomeCode, Stage
-from runners.records.store.json_text import clean_text
 from runners.records.store.run_state import State
 from runners.records.store.run_store import RunStore
 from tests.fakes.browser import Browser, needs_chromium, start_browser

@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from runners.records.store.json_text import clean_text, dumps, loads
+from runners.records.json_text import clean_text, dumps, loads
 from runners.records.store.run_store import RunStore
 from runners.tasks.capture_limits import make_refused_patch
 from runners.tasks.contract import Patch
