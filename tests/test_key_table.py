@@ -38,6 +38,11 @@ BEGINNINGS = {
     ],
 }
 """Modules from which everything that reads a configuration is imported, by trainer."""
+NOT_RUN = {
+    "local": frozenset[str](),
+    "slime": frozenset({"runners/campaigns/run.py", "runners/campaigns/evaluation/run.py"}),
+}
+"""Modules of runs on this machine, which the beginning shares, and a job never enters."""
 TRAINERS = tuple(BEGINNINGS)
 IDLE_LINE = "idle "
 HELP = """
@@ -143,7 +148,7 @@ def imported(trainer: str) -> frozenset[str]:
     waiting = list(BEGINNINGS[trainer])
     while waiting:
         file = waiting.pop()
-        if file not in found:
+        if file not in found and file not in NOT_RUN[trainer]:
             found.add(file)
             waiting += _imports(file)
     return frozenset(found)

@@ -9,8 +9,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
 def documented_metrics() -> set[str]:
-    """Return the names in the first column of the page's tables; NAME and K stand for any."""
-    rows = re.findall(r"^\| (`.*?`) \| ", PAGE.read_text("utf-8"), re.M)
+    """Return the names in the first column of the tables of metrics; NAME and K stand for any."""
+    metrics = PAGE.read_text("utf-8").partition("\n## Alarms\n")[0]
+    rows = re.findall(r"^\| (`.*?`) \| ", metrics, re.M)
     return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
 
 
