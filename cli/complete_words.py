@@ -82,20 +82,19 @@ def _list_ids(given: Sequence[str], column: str, begun: str) -> Words:
     """Return the values of a column of a run's rollouts, or the next parts of many."""
     import sqlite3
 
-    from conf.errors import AgentrlError
-    from runners.records.store import Database
-
     try:
-        database = Database(Path(given[0]) / "store.sqlite", "ro")
+        # Without the store's own package, which a TAB would wait for.
+        file = (Path(given[0]) / "store.sqlite").absolute().as_uri()
+        database = sqlite3.connect(f"{file}?mode=ro", uri=True, timeout=1.0)
         try:
-            rows = database.rows(
+            rows = database.execute(
                 f"SELECT DISTINCT {column} FROM rollout WHERE {column} >= ? AND {column} < ? "
                 f"ORDER BY {column} LIMIT {_READ}",
                 (begun, f"{begun}\U0010ffff"),
-            )
+            ).fetchall()
         finally:
             database.close()
-    except (IndexError, AgentrlError, sqlite3.Error):  # no run is named, or it has no such table
+    except (IndexError, sqlite3.Error):  # no run is named, or it has no such table
         return []
     ids = [row[0] for row in rows]
     if len(ids) > _LISTED:
