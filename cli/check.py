@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from launch.preflight import Problem
     from runners.campaigns.execution import Reports
     from runners.campaigns.jobs import Job
-    from runners.campaigns.preflight import AgentTurn, EngineReport
+    from runners.campaigns.preflight.agent_turn import AgentTurn
+    from runners.campaigns.preflight.run_check import EngineReport
 
 EXAMPLES = examples(
     "agentrl check",
@@ -79,7 +80,7 @@ def check(
     from launch.requirements import warn_of_unmet
     from runners.campaigns.execution import find_start_errors, refuse_start
     from runners.campaigns.jobs import new_jobs
-    from runners.campaigns.preflight import find_device_errors
+    from runners.campaigns.preflight.start_check import find_device_errors
     from runners.tasks.sets import check_sets
 
     if against is not None:
@@ -140,7 +141,7 @@ def _warn_about_canaries(config: Config, sets: Reports) -> None:
 
 def _install(jobs: list[Job]) -> list[AgentrlError]:
     """Install the agent programs that are missing; return what went wrong."""
-    from runners.campaigns.preflight import install_programs
+    from runners.campaigns.preflight.run_check import install_programs
 
     with stderr().status("looking for agent programs…") as status:
         return install_programs((job.config for job in jobs), show=status.update)
@@ -162,7 +163,7 @@ def _take_turn(config: Config, *, show_engine: bool) -> tuple[EngineReport, Agen
     import uvloop
 
     from conf.sections.harness import name_program
-    from runners.campaigns.preflight import check_run
+    from runners.campaigns.preflight.run_check import check_run
 
     with (
         tempfile.TemporaryDirectory(prefix="agentrl-check-") as work,

@@ -27,13 +27,13 @@ def plugins(
     """List the seams for code of your own; load and check what KEY=VALUE… chooses."""
     from cli.invocation import print_json, stdout
     from conf.compose import compose
-    from runners.campaigns.preflight import refuse
     from runners.campaigns.preflight.plugins import (
         find_plugin_errors,
         find_plugins,
         list_offered,
         list_seams,
     )
+    from runners.campaigns.preflight.start_check import refuse
 
     config = compose(split_command(overrides or [])[1])
     refuse(list(find_plugin_errors(config)))

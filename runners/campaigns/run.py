@@ -31,7 +31,8 @@ from runners.services.policy import Policy, find_captured_shape
 from runners.services.run_examples import keep_examples, open_examples
 from runners.services.services import start_services
 from runners.system.concurrency import task_group
-from runners.system.processes import Ledger, ServiceStarter
+from runners.system.processes import ServiceStarter
+from runners.system.processes.ledger import Ledger
 from runners.tasks.sets import load_tasks
 from runners.training.ranks import RankSettings, Trainer, start_ranks
 

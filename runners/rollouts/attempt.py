@@ -45,15 +45,16 @@ from runners.rollouts.reward import RolloutReward
 from runners.rollouts.spec import RolloutSpec
 from runners.sandboxes.contract import EGRESS, KilledError, OversizedError, Sandbox
 from runners.system.diagnostics import AttemptProgress
-from runners.system.processes import CPU_S, CpuMeter, RolloutRecorder, measure_cpu_time
+from runners.system.processes import CPU_S, CpuMeter, measure_cpu_time
+from runners.system.processes.recorder import RolloutRecorder
 from runners.tasks.capture_limits import make_refused_patch
 from runners.tasks.contract import HarborVerifier, Patch, Verdict, VerdictKind
 from runners.tasks.grading import agent_limit_s, make_verdict, wait_healthy
-from runners.tasks.patches import (
+from runners.tasks.patches.denied_hosts import denied_hosts
+from runners.tasks.patches.patch import capture_patch
+from runners.tasks.patches.patch_record import (
     TOUCHED,
-    capture_patch,
     decode_patch,
-    denied_hosts,
     encode_patch_extra,
     encode_patch_text,
 )

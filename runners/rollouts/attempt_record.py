@@ -18,7 +18,7 @@ from runners.rollouts.reward import RolloutReward
 from runners.rollouts.spec import RolloutSpec
 from runners.sandboxes.contract import SandboxError
 from runners.tasks.contract import Verdict, VerdictKind
-from runners.tasks.patches import decode_patch
+from runners.tasks.patches.patch_record import decode_patch
 from runners.tasks.rollout_result import RolloutResult
 
 AGENT_CODE = "agent_code"

@@ -20,7 +20,7 @@ from runners.sandboxes.contract import (
     SandboxError,
     SandboxSpec,
 )
-from runners.system.processes import ResourceRegistry
+from runners.system.processes.recorder import ResourceRegistry
 
 
 class ForwardingSandbox:

@@ -46,7 +46,9 @@ from runners.services.policy import find_captured_shape
 from runners.services.ray_workers.executor import RayExecutor, join
 from runners.system.concurrency import Admission, TokenBucket, task_group
 from runners.system.diagnostics import AttemptWatch
-from runners.system.processes import Ledger, ServiceError, ServiceStarter, StoreRecorder, reap
+from runners.system.processes import ServiceError, ServiceStarter
+from runners.system.processes.ledger import Ledger, reap
+from runners.system.processes.recorder import StoreRecorder
 from runners.tasks.capture_limits import CaptureLimits
 from runners.tasks.grading import make_grader
 from runners.tasks.repositories.task_repositories import TaskRepositories

@@ -42,7 +42,7 @@ from runners.records.outcome import OutcomeCode, Stage
 from runners.records.record import RolloutRecord
 from runners.records.store import RunStore
 from runners.sandboxes.contract import EGRESS
-from runners.tasks.patches import TOUCHED, decode_patch
+from runners.tasks.patches.patch_record import TOUCHED, decode_patch
 
 NAME_LENGTH = 200
 """SWE-bench's tools use the model's name as a directory name, which has at most 255 bytes."""

@@ -27,7 +27,7 @@ from runners.observe.figures import MetricsWriter, read_evaluations
 from runners.observe.live import metrics_rows, read_store_status, write_document
 from runners.records.checkpoints import CHECKPOINTS
 from runners.records.store import STATUS_FILE, STORE_FILE, RunStore, State, read_status_file
-from runners.system.processes import Ledger, reap
+from runners.system.processes.ledger import Ledger, reap
 from runners.tasks.sets import load_tasks
 
 SILENCE_S = 30.0

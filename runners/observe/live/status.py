@@ -28,7 +28,7 @@ from runners.records.checkpoints import CHECKPOINTS, find_best
 from runners.records.printable import make_printable
 from runners.records.store import KILLED, RunStore, State
 from runners.system.diagnostics import newest_diagnoses
-from runners.system.processes import Ledger, ResourceKind, is_gone
+from runners.system.processes.ledger import Ledger, ResourceKind, is_gone
 
 _LEAKS_SHOWN = 5
 _DIAGNOSES_SHOWN = 3

@@ -38,7 +38,8 @@ from runners.services.ray_workers.remote_recorder import RecorderCall
 from runners.services.ray_workers.repository_cache import pack_repository
 from runners.services.ray_workers.worker import WorkerSettings
 from runners.system.diagnostics import AttemptProgress
-from runners.system.processes import Ledger, StoreRecorder
+from runners.system.processes.ledger import Ledger
+from runners.system.processes.recorder import StoreRecorder
 from runners.tasks.contract import Task
 
 _log = logging.getLogger(__name__)

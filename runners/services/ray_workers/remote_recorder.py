@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from runners.records.record import RolloutRecord
 from runners.records.session_summary import SessionSummary
 from runners.services.ray_workers.errors import WorkerError
-from runners.system.processes import ResourceKind
+from runners.system.processes.ledger import ResourceKind
 
 
 class RecorderCall(NamedTuple):

@@ -12,11 +12,9 @@ from runners.system.processes.cpu_time import (
     read_cpu_time,
     read_tree_cpu_time,
 )
-from runners.system.processes.ledger import Ledger, ResourceKind, is_gone, reap
 from runners.system.processes.ports import BACKLOG, PATIENCE_S, free_port, listen, port_of
 from runners.system.processes.process_names import PREFIX, is_stale, make_unique_name
 from runners.system.processes.process_tags import RUNNING, SANDBOX_TAG, kill_tagged
-from runners.system.processes.recorder import ResourceRegistry, RolloutRecorder, StoreRecorder
 from runners.system.processes.secret_file import load_secret
 from runners.system.processes.service import (
     Service,
@@ -37,14 +35,9 @@ __all__ = [
     "SANDBOX_TAG",
     "AgentProcess",
     "CpuMeter",
-    "Ledger",
-    "ResourceKind",
-    "ResourceRegistry",
-    "RolloutRecorder",
     "Service",
     "ServiceError",
     "ServiceStarter",
-    "StoreRecorder",
     "add_cpu_time",
     "announce",
     "atomic_directory",
@@ -52,7 +45,6 @@ __all__ = [
     "can_tell",
     "child_environment",
     "free_port",
-    "is_gone",
     "is_stale",
     "kill_tagged",
     "listen",
@@ -62,7 +54,6 @@ __all__ = [
     "port_of",
     "read_cpu_time",
     "read_tree_cpu_time",
-    "reap",
     "receive_settings",
     "wait_for_parent_exit",
 ]

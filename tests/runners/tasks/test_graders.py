@@ -26,10 +26,10 @@ from runners.tasks.grading.graders.packages import (
     build_eval_script,
     describe_instance,
     log_file,
-    read_report,
 )
 from runners.tasks.grading.graders.parsers import judge_report, judge_run
 from runners.tasks.grading.grading import SandboxGrader
+from runners.tasks.package_logs import read_report
 from tests.runners.tasks.example_repositories import patch_of
 from tests.runners.tasks.pytest_tasks import (
     diff_of,

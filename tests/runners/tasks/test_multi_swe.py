@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from runners.tasks.contract import ScriptGrading, Task, VerdictKind
-from runners.tasks.grading.graders import packages
 from runners.tasks.grading.graders.eval_script import ScriptRun
 from runners.tasks.grading.graders.parsers import judge_run
+from runners.tasks.package_logs import MULTI_SWE
 from tests.runners.tasks.example_repositories import make_task
 
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.skipif(
-        importlib.util.find_spec(packages.MULTI_SWE) is None, reason="multi-swe-bench is missing"
+        importlib.util.find_spec(MULTI_SWE) is None, reason="multi-swe-bench is missing"
     ),
 ]
 REQUEST = json.dumps({"org": "cli", "repo": "cli", "number": 1, "tag": "", "number_interval": ""})

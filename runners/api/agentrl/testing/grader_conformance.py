@@ -30,7 +30,7 @@ from runners.sandboxes.wrappers import ForwardingSandbox, open_sandbox
 from runners.system.plugins import PluginFailedError
 from runners.tasks.contract import CustomGrading, Task, Verdict, VerdictKind
 from runners.tasks.grading import JUDGES, SandboxGrader
-from runners.tasks.patches import diff_workspace
+from runners.tasks.patches.workspace_diff import diff_workspace
 
 Files = Mapping[str, str | bytes]
 """Contents by path in the repository."""

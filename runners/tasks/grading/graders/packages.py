@@ -2,16 +2,14 @@
 
 The code under test decides what is in a log and how long it is, and a package's patterns can take
 any time and memory on a long line: in the driver they would hold up every rollout. So a process
-that has limits of its own reads the logs; this module is its program too.
+that has limits of its own reads the logs (``package_logs.py``).
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.util
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -23,30 +21,21 @@ from conf.errors import AgentrlError, ExitCode
 from conf.suggestions import suggest
 from runners.tasks.contract import ScriptGrading, Task
 from runners.tasks.grading.log_parsers import PYTEST_PARSERS
+from runners.tasks.package_logs import EMPTY_REPORT, MULTI_SWE, make_instance
 
 SWEBENCH_MISSING = (
     "task.grader=official needs the package swebench>=5,<6: pip install 'agentrl[swebench]', or "
     "set task.grader=own"
 )
-MULTI_SWE = "multi_swe_bench"
 MULTI_SWE_MISSING = (
     "rows of Multi-SWE need the log parsers of the package multi-swe-bench: pip install "
     "multi-swe-bench"
 )
+PROGRAM = "runners.tasks.package_logs"
 READ_S = 60.0
 """To read logs; importing a package takes up to 5 s of it."""
-MEMORY = 4 << 30
-"""Bytes of address space."""
 REASON = 300
 """Characters kept of a reader's error."""
-EMPTY_REPORT = {
-    "patch_is_None": False,
-    "patch_exists": True,
-    "patch_successfully_applied": False,
-    "resolved": False,
-    "infra_failure": False,
-}
-"""Report of ``swebench`` on a log without results."""
 
 
 class PackageError(AgentrlError):
@@ -85,7 +74,7 @@ def check_multi_swe(request: dict[str, Any]) -> None:
     """Raise MultiSweError without the package, ValueError if it has no parser for a repository."""
     if importlib.util.find_spec(MULTI_SWE) is None:
         raise MultiSweError(MULTI_SWE_MISSING)
-    _make_instance(request)
+    make_instance(request)
 
 
 def describe_instance(task: Task) -> dict[str, Any]:
@@ -157,7 +146,7 @@ def _read_apart(request: Mapping[str, Any], deadline_s: float) -> Any:
     """Return the answer of a process to a request that names files; raises UnreadableLogError."""
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", __name__],
+            [sys.executable, "-P", "-m", PROGRAM],
             input=json.dumps(request).encode(),
             capture_output=True,
             timeout=deadline_s,
@@ -169,61 +158,3 @@ def _read_apart(request: Mapping[str, Any], deadline_s: float) -> Any:
         reason = done.stderr[-REASON:].decode(errors="replace").strip()
         raise UnreadableLogError(reason or f"its parser ended with exit code {done.returncode}")
     return json.loads(done.stdout)
-
-
-# --- in the process that reads --------------------------------------------------------------------
-
-
-def _answer() -> None:
-    """Read a request from stdin, and print the answer as JSON."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    with contextlib.redirect_stdout(sys.stderr):  # what a package prints is no part of the answer
-        request = json.load(sys.stdin)
-        if "pull" in request:
-            found = _make_instance(request["pull"]).parse_log(Path(request["log"]).read_text())
-            others = {*found.failed_tests, *found.skipped_tests}
-            answer: Any = [sorted(found.passed_tests), sorted(others)]
-        else:
-            answer = [read_report(each, each.pop("log")) for each in request["instances"]]
-    print(json.dumps(answer))
-
-
-def read_report(instance: dict[str, Any], log: str) -> dict[str, Any]:
-    """Return the report of ``swebench`` on a log file, read in this process.
-
-    A printed line can make its parser raise: such a log counts as one without results.
-    """
-    from swebench.harness.grading import get_eval_report
-    from swebench.harness.utils import make_test_spec
-
-    name, spec = instance["instance_id"], make_test_spec(instance)
-    prediction = {"instance_id": name, "model_name_or_path": "agentrl", "model_patch": "x"}
-    try:
-        report: dict[str, dict[str, Any]] = get_eval_report(
-            spec, prediction, log, include_tests_status=True
-        )
-    except (LookupError, ValueError, TypeError, AttributeError) as error:
-        reason = f"{spec.log_parser} cannot read the log ({type(error).__name__}: {error})"
-        return {**EMPTY_REPORT, "infra_failure_reason": reason}
-    return report[name]
-
-
-def _make_instance(request: Mapping[str, Any]) -> Any:
-    """Return Multi-SWE's object of a pull request, which parses its logs; raises ValueError."""
-    harness = f"{MULTI_SWE}.harness"
-    importlib.import_module(f"{harness}.repos")  # registers the parsers of all repositories
-    image = importlib.import_module(f"{harness}.image")
-    instance = importlib.import_module(f"{harness}.instance").Instance
-    pull = importlib.import_module(f"{harness}.pull_request")
-    request_object = pull.PullRequest(
-        **request,
-        **dict.fromkeys(("state", "title", "body", "fix_patch", "test_patch"), ""),
-        base=pull.Base(label="", ref="", sha=""),
-        resolved_issues=[],
-    )
-    config = image.Config(need_clone=False, global_env=None, clear_env=False)
-    return instance.create(request_object, config)
-
-
-if __name__ == "__main__":
-    _answer()

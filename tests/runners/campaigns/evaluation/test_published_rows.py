@@ -26,7 +26,7 @@ from runners.records.record import RolloutRecord
 from runners.records.store.run_store import RunStore
 from runners.services.tiny_policy.tiny_tokenizer import write_tiny_tokenizer
 from runners.system.processes.ports import free_port
-from runners.tasks.grading.graders.packages import MULTI_SWE
+from runners.tasks.package_logs import MULTI_SWE
 from runners.tasks.schemas.detection import read_row
 from tests.fakes.docker.installed import can_stand_in, docker_program
 from tests.fakes.images import RIGHT, TEST, choose_image, make_image, put, write_pytest_layer

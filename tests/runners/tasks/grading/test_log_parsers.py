@@ -19,11 +19,11 @@ from runners.tasks.grading.graders.packages import (
     describe_instance,
     log_file,
     read_logs,
-    read_report,
     read_swebench,
 )
 from runners.tasks.grading.graders.parsers import judge_report, judge_run
 from runners.tasks.grading.log_parsers import id_normalizer
+from runners.tasks.package_logs import read_report
 from runners.tasks.schemas.detection import read_row
 from runners.tasks.schemas.row import RowContext
 from runners.tasks.sets.dataset_files import DatasetError
