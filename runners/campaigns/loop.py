@@ -129,7 +129,7 @@ class Campaign:
         done = self._enter_unrecorded_step()
         self._keep_best()  # a killed driver may have recorded an evaluation and no more
         self._write_metrics()
-        self._trackers.add(self._store.metric_rows())
+        self._trackers.wake()
         await self._evaluate(0)
         in_turns = self._config.run.steps
         if self._config.run.overlap != "none":
@@ -189,9 +189,8 @@ class Campaign:
         self._progress.alarms = self._lines.latest_alarms()
 
     def _give_to_sinks(self, step: int) -> None:
-        row = self._lines.read_step(step)
-        self._sinks.add(row)
-        self._trackers.add([row])
+        self._sinks.add(self._lines.read_step(step))
+        self._trackers.wake()
 
     def _begin_phase(self, phase: str) -> None:
         """Show a phase, but the rollouts as long as they go on beside it."""

@@ -1,15 +1,12 @@
 """Measure the effect of routing replay: the mismatch of rollout and training with and without it.
 
     python -m tests.benchmarks.bench_routing --plot routing.png
-    python -m tests.benchmarks.bench_routing --campaign --seeds 0 1 2 --plot campaigns.png
 
 A policy samples in an engine that differs from training: weights rounded to bf16 or int8, or 1 %
 of noise on its routers. Training then computes the logprobs of the same tokens, once with its own
 experts and once with the engine's. The effect depends on the entropy of the tokens: a random policy
 is one extreme; the tiny policy of campaigns (or ``--model DIR``) on its own task, which is nearly
 certain of every token at temperature 1, is the other. Higher ``--temperatures`` lie between.
-``--campaign`` runs whole campaigns with an int8 engine instead, with ``routing_replay=rollout`` and
-``off``.
 """
 
 from __future__ import annotations
@@ -20,7 +17,6 @@ import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -40,7 +36,6 @@ from runners.records.tokenizer import load_renderer, load_tokenizer
 from runners.training.local import LocalTrainer
 from runners.training.routing.shape import read_routing_shape
 from runners.training.sample import Sample
-from tests.benchmarks.bench_campaign import run_campaign
 from tests.fakes.tiny_model import write_tiny_model
 from tests.starting_policy.demonstrations import demonstrate, draw_episodes
 
@@ -57,7 +52,6 @@ SEED = 7
 FIGURES = ("k3", "p999_abs", "F_1.1")
 COLORS = ("#0072b2", "#009e73", "#e69f00", "#d55e00")
 """Okabe and Ito's palette: distinct for every kind of colour vision."""
-CAMPAIGNS = {"replay": ["routing_replay=rollout"], "native": ["routing_replay=off"]}
 
 
 def random_policy(directory: Path) -> Path:
@@ -226,68 +220,6 @@ def plot(measured: Mapping[str, Found], path: Path) -> None:
     figure.savefig(path)
 
 
-def campaigns(seeds: Sequence[int], overrides: list[str]) -> list[dict[str, Any]]:
-    """Run campaigns under an int8 engine, with replay and without, one after the other."""
-    results = []
-    with tempfile.TemporaryDirectory(prefix="agentrl-bench-") as directory:
-        for seed in seeds:
-            for name, replay in CAMPAIGNS.items():
-                place = Path(directory) / name
-                place.mkdir(exist_ok=True)
-                given = ["engine.weights=int8", *replay, *overrides]
-                summary = run_campaign(seed, place, cold=False, overrides=given)
-                lines = (place / f"seed-{seed}" / "metrics.jsonl").read_text().splitlines()
-                results.append(
-                    {"seed": seed, "routing": name, "steps": list(map(json.loads, lines))}
-                    | {"eval": summary["eval"], "wall_s": summary["wall_s"]}
-                )
-    return results
-
-
-def curve(result: Mapping[str, Any], name: str) -> list[float]:
-    """Return a metric of each step of a campaign, NaN where it is unknown."""
-    return [float("nan") if step[name] is None else step[name] for step in result["steps"]]
-
-
-def show_campaigns(results: Sequence[Mapping[str, Any]]) -> None:
-    """Print the table."""
-    table = Table(title="campaigns under an int8 engine")
-    for column in ("routing", "seed", "held-out", "mean reward", "mean k3", "wall s"):
-        table.add_column(column, justify="right")
-    for result in sorted(results, key=lambda one: (one["routing"], one["seed"])):
-        first, last = result["eval"]["first"], result["eval"]["last"]
-        table.add_row(
-            result["routing"],
-            str(result["seed"]),
-            f"{first:.2f} → {last:.2f}" if None not in (first, last) else "",
-            f"{np.nanmean(curve(result, 'train/reward_mean')):.3f}",
-            f"{np.nanmean(curve(result, 'policy/k3')):.2e}",
-            f"{result['wall_s']:.0f}",
-        )
-    Console(stderr=True, width=100).print(table)
-
-
-def plot_campaigns(results: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw reward and k3 by step: each campaign thin, the mean of the seeds thick."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 4), dpi=150, layout="constrained")
-    colors = dict(zip(CAMPAIGNS, ("#2a7de1", "#e07b00"), strict=True))
-    for axes, name in zip(figure.subplots(1, 2), ("train/reward_mean", "policy/k3"), strict=True):
-        for routing, color in colors.items():
-            own = [curve(result, name) for result in results if result["routing"] == routing]
-            for one in own:
-                axes.plot(range(1, len(one) + 1), one, color=color, alpha=0.3, linewidth=0.8)
-            mean = np.nanmean(np.array(own), axis=0)
-            axes.plot(range(1, len(mean) + 1), mean, color=color, linewidth=2, label=routing)
-        axes.set_title(name, loc="left", fontsize=10)
-        axes.set_xlabel("step")
-        axes.spines[["top", "right"]].set_visible(False)
-    axes.set_yscale("log")
-    axes.legend(frameon=False)
-    figure.savefig(path)
-
-
 def main() -> None:
     """Measure, print a table and one JSON line, and draw."""
     parser = argparse.ArgumentParser(
@@ -296,18 +228,8 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=256, help="turns that are sampled")
     parser.add_argument("--model", type=Path, help="a Qwen3-MoE with its tokenizer")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[1.0, 2.0, 3.0])
-    parser.add_argument("--campaign", action="store_true")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--plot", type=Path, help="PNG to write")
-    parser.add_argument("overrides", nargs="*", help="KEY=VALUE, as for agentrl run")
     options = parser.parse_args()
-    if options.campaign:
-        found = campaigns(options.seeds, options.overrides)
-        show_campaigns(found)
-        if options.plot:
-            plot_campaigns(found, options.plot)
-        print(json.dumps({"benchmark": "routing_campaign", "results": found}))
-        return
     torch.set_num_threads(1)
     config = compose([])
     made = options.model or find_shipped_policy()

@@ -1,4 +1,4 @@
-"""Training on a prefix tree against the way before it and against plain rows, on recorded steps.
+"""Training on a prefix tree against plain rows, on recorded steps.
 
     python -m tests.benchmarks.bench_tree                          # records two steps of both
     python -m tests.benchmarks.bench_tree --runs RUN_DIR RUN_DIR   # of runs that exist
@@ -7,12 +7,11 @@
     python -m tests.benchmarks.bench_tree --policy qwen3_0_6b --device cuda --synthetic
 
 Every variant computes the gradient of the same samples with the same weights, those from which the
-step was trained. ``rows``: a padded row per sample; ``shared prompt``: rows whose common beginning
-is run once, as it was before (``shared_prompt_trainer.py``); ``tree``: as it is. ``low agreement``
-is the same step as if no two rollouts agreed on anything from a rollout's first sampled token on.
-Times are CPU times of one thread, the least of the repetitions, which take turns. ``distance`` is
-the difference of the gradient from that of rows in float32, relative to its norm; for rows, of
-rows in other batches.
+step was trained. ``rows``: a padded row per sample; ``tree``: as it is. ``low agreement`` is the
+same step as if no two rollouts agreed on anything from a rollout's first sampled token on. Times
+are CPU times of one thread, the least of the repetitions, which take turns. ``distance`` is the
+difference of the gradient from that of rows in float32, relative to its norm; for rows, of rows in
+other batches.
 
 With ``--policy`` the same samples train a published policy's shape with random weights, in bfloat16
 with recomputed activations, as one would train it on a GPU. Times are by the clock; tokens
@@ -52,7 +51,6 @@ from runners.training.step_samples import build_samples
 from runners.training.stored_rollout import load_rollout
 from runners.training.token_weights import Rollout
 from tests.benchmarks.saved_steps import load_steps, save_steps
-from tests.benchmarks.shared_prompt_trainer import SharedPromptTrainer
 from tests.benchmarks.synthetic_step import StepShape, make_synthetic_step
 from tests.benchmarks.tree_of_published import (
     SHAPES,
@@ -132,7 +130,6 @@ def make_trainers(step: RecordedStep) -> dict[str, LocalTrainer]:
     trainers: dict[str, LocalTrainer] = {
         "rows": LocalTrainer(config, **options),
         "rows, other batches": LocalTrainer(other, **options),
-        "shared prompt": SharedPromptTrainer(config, **options),
         "tree": LocalTrainer(config, **options),
     }
     for name in ("rows", "rows, other batches"):
@@ -148,8 +145,6 @@ def measure(step: RecordedStep, repetitions: int) -> Mapping[str, dict[str, floa
     for _ in range(repetitions):
         for name, trainer in trainers.items():
             before = {key: value.clone() for key, value in trainer.model.state_dict().items()}
-            if isinstance(trainer, SharedPromptTrainer):
-                trainer.run_positions = 0
             started = time.process_time()
             metrics = trainer.step(step.rollouts)
             seconds = time.process_time() - started
@@ -161,8 +156,6 @@ def measure(step: RecordedStep, repetitions: int) -> Mapping[str, dict[str, floa
             figures["seconds"] = min(seconds, figures.get("seconds", seconds))
             figures |= {key: metrics[f"train/{key}"] for key in ("positions", "nodes")}
             figures |= {"flat": metrics["train/positions_flat"]}
-            if isinstance(trainer, SharedPromptTrainer):
-                figures["positions"] = trainer.run_positions
     plain = gradients["rows"]
     for name in found:
         other = "rows, other batches" if name == "rows" else name
@@ -240,9 +233,9 @@ def make_low_agreement(step: RecordedStep) -> RecordedStep:
 
 
 def compare(step: RecordedStep, repetitions: int) -> Iterator[tuple[str, dict[str, float]]]:
-    """Yield the figures of each variant with its speed, that of the way before being 1."""
+    """Yield the figures of each variant with its speed, that of rows being 1."""
     variants = measure(step, repetitions)
-    before = variants["shared prompt"]["seconds"]
+    before = variants["rows"]["seconds"]
     for name, figures in variants.items():
         yield name, figures | {"speed": before / figures["seconds"]}
 

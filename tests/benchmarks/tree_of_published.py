@@ -23,7 +23,6 @@ from conf.compose import compose
 from conf.sections.training import LocalTrainerConfig, TrainingPrecision
 from runners.training.local import LocalTrainer
 from runners.training.token_weights import Rollout
-from tests.benchmarks.shared_prompt_trainer import SharedPromptTrainer
 from tests.fakes.one_gpu import CONFIG
 
 TINY = CONFIG | {
@@ -32,9 +31,7 @@ TINY = CONFIG | {
 }  # fmt: skip
 SHAPES: dict[str, dict[str, Any]] = {"qwen3_0_6b": CONFIG, "tiny": TINY}
 """``config.json`` of each policy; ``tiny`` is to try a command without a GPU."""
-WAYS: dict[str, type[LocalTrainer]] = {
-    "rows": LocalTrainer, "shared prompt": SharedPromptTrainer, "tree": LocalTrainer,
-}  # fmt: skip
+WAYS = ("rows", "tree")
 WARM_UP = 2
 """Rollouts of the step before those that are timed. What is compiled after them counts as slow, and
 is reported (``compiled_timed``)."""
@@ -76,7 +73,9 @@ def make_trainer(
         "loss": "reinforce", "grad_clip": 1e9, "learning_rate": 1e-15, "weight_decay": 0.0,
         "minibatches": 1, "epochs": 1,
     }  # fmt: skip
-    trainer = WAYS[way](config.model_copy(update=changes), weights=weights, temperature=1.0, seed=0)
+    trainer = LocalTrainer(
+        config.model_copy(update=changes), weights=weights, temperature=1.0, seed=0
+    )
     if way == "rows":
         trainer.no_tree = "to be compared with"
     elif trainer.no_tree is not None:
@@ -118,18 +117,14 @@ def _measure(
         torch.cuda.reset_peak_memory_stats()
     seconds = []
     for _ in range(settings.repetitions):
-        if isinstance(trainer, SharedPromptTrainer):
-            trainer.run_positions = 0
         started = _clock()
         metrics = trainer.step(rollouts)
         seconds.append(_clock() - started)
-    positions = metrics["train/positions"]
-    if isinstance(trainer, SharedPromptTrainer):
-        positions = trainer.run_positions
     peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
     figures |= {
-        "seconds": min(seconds), "positions": positions, "nodes": metrics["train/nodes"],
-        "flat": metrics["train/positions_flat"], "peak_gib": peak / (1 << 30),
+        "seconds": min(seconds), "positions": metrics["train/positions"],
+        "nodes": metrics["train/nodes"], "flat": metrics["train/positions_flat"],
+        "peak_gib": peak / (1 << 30),
         "tokens_per_s": metrics["train/positions_flat"] / min(seconds),
         "compiled": _count_compiled() - graphs, "compiled_timed": _count_compiled() - warm,
     }  # fmt: skip

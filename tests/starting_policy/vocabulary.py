@@ -1,4 +1,4 @@
-"""The tiny policy's tokenizer: byte-level BPE with Qwen's pre-tokenisation and special tokens.
+"""The starting policy's tokenizer: that of the tests, trained on demonstrations, with NFC.
 
 Invariant: any text round-trips, since every byte is a token. Text of the demonstrations is short.
 """
@@ -9,33 +9,10 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    trainers,
-)
+from tokenizers import Tokenizer, normalizers
 
-PRETOKENIZATION = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-"""The pattern of Qwen2 and Qwen3."""
-
-SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-MARKERS = (
-    "<tool_call>",
-    "</tool_call>",
-    "<tool_response>",
-    "</tool_response>",
-    "<think>",
-    "</think>",
-)
-"""Single tokens that stay when text is decoded without special tokens, as in Qwen3."""
+from runners.services.tiny_policy.tiny_tokenizer import MARKERS, SPECIAL
+from runners.services.tiny_policy.tiny_tokenizer import train_tokenizer as train_tiny_tokenizer
 
 BYTES_ONLY = 256 + len(SPECIAL) + len(MARKERS)
 """The smallest vocabulary: no merges."""
@@ -43,23 +20,8 @@ BYTES_ONLY = 256 + len(SPECIAL) + len(MARKERS)
 
 def train_tokenizer(texts: Iterable[str], *, size: int) -> Tokenizer:
     """Train on texts; at most ``size`` tokens in total. The same texts give the same tokenizer."""
-    tokenizer = Tokenizer(models.BPE())
+    tokenizer = train_tiny_tokenizer(texts, size - len(SPECIAL) - len(MARKERS))
     tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(PRETOKENIZATION), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size - len(SPECIAL) - len(MARKERS),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in SPECIAL])
-    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in MARKERS])
     return tokenizer
 
 

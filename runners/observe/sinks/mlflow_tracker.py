@@ -9,9 +9,7 @@ from typing import Any
 
 from conf.keys import flatten
 from conf.sections.observe import MlflowConfig
-from runners.observe.sinks.delivery import Ending, EntryRefused
-from runners.observe.sinks.step_entries import StepEntry
-from runners.observe.sinks.tracker import TrackedRun
+from runners.observe.sinks.tracker import Ending, EntryRefused, StepEntry, TrackedRun
 
 METRICS, PARAMS = 1000, 100
 """MLflow's limits for one request."""

@@ -10,9 +10,7 @@ import secrets
 from typing import Any
 
 from conf.sections.observe import WandbConfig
-from runners.observe.sinks.delivery import CLOSE_S, Ending
-from runners.observe.sinks.step_entries import StepEntry
-from runners.observe.sinks.tracker import TrackedRun
+from runners.observe.sinks.tracker import CLOSE_S, Ending, StepEntry, TrackedRun
 
 INIT_S = 30.0
 """Time to begin a run; then it is tried again."""

@@ -1,4 +1,8 @@
-"""What reading and writing a run's store costs over the rollouts in it."""
+"""What reading and writing a run's store costs over the rollouts in it.
+
+A rollout has six turns in two branches: 3,000 tokens of prompt, then 300 new ones and 200 sampled
+ones a turn, a sub-agent's two turns among them, and 2 kB of text a turn; a group shares its prompt.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +13,19 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from runners.observe.export.dump import dump
 from runners.observe.live.status import read_status
 from runners.observe.report.page import write_report
+from runners.records.record import IdArray, Turn
 from runners.records.store.run_store import RunStore
-from tests.benchmarks.bench_dump import decode, fill
 from tests.benchmarks.growth.curve import Curve
 from tests.benchmarks.growth.page_opening import BROWSER, copy_page, running_browser
-from tests.fakes.records import CONFIG
+from tests.fakes.records import CONFIG, a_rollout, a_turn
 
 WRITTEN = 250
 """Rollouts that are added to a store of a size, to measure what one more costs there."""
@@ -29,7 +36,60 @@ PAGE = Path("dump") / "trajectories.html"
 COPIES = (1, 4, 20)
 """Of the smallest page, for the browser: a page of 10,000 is not written for it."""
 
+PARENTS = (None, 0, None, 2, 1, 4)
+"""Turns 2 and 3 are a sub-agent's."""
+
 Reading = Callable[[Path], object]
+
+
+def draw_ids(rng: np.random.Generator, count: int) -> IdArray:
+    """Return token ids as frequent as those of texts are (Zipf)."""
+    return (rng.zipf(1.2, count) % 150_000).astype(np.int32)
+
+
+def session(session_id: str, task: IdArray, rng: np.random.Generator) -> list[Turn]:
+    """Return the turns of a rollout; ``task``: its first prompt."""
+    turns: list[Turn] = []
+    for index, parent in enumerate(PARENTS):
+        agent = index in (2, 3)
+        before = None if parent is None else turns[parent]
+        kept = 0 if before is None else before.prompt_kept + len(before.prompt_new) + 200
+        turn = a_turn(
+            session_id,
+            index,
+            parent=parent,
+            prompt_kept=kept,
+            prompt_new=task if parent is None else draw_ids(rng, 300),
+            output_ids=draw_ids(rng, 200),
+            output_logprobs=-rng.exponential(0.3, 200).astype(np.float32),
+            started_at=1000.0 + index,
+            request={"messages": [{"role": "user", "content": f"{index}: " + "line\n" * 300}]},
+            reply={"role": "assistant", "content": "word " * 100},
+        )
+        if agent:
+            turn = replace(
+                turn, thread="agent-1", parent_thread="main", branch="subagent", segment=1
+            )
+        turns.append(turn)
+    return turns
+
+
+def fill(store: RunStore, rollouts: int, start: int = 0) -> None:
+    """Store so many rollouts from a number on, eight to a group and 64 to a step."""
+    rng = np.random.default_rng(start)
+    for number in range(start, start + rollouts):
+        rollout_id = f"train-{number // 64:06}-{number // 8 % 8:02}-{number % 8:02}"
+        record = a_rollout(rollout_id, turns=6, sampled_tokens=1200, trained_tokens=1200)
+        store.add_session(record.session_id, {})
+        task = draw_ids(np.random.default_rng(number // 8), 3000)
+        for turn in session(record.session_id, task, rng):
+            store.add_turn(turn)
+        store.put_rollout(record)
+
+
+def decode(ids: Sequence[int]) -> str:
+    """Decode as cheaply as can be: what a real tokenizer costs is not measured."""
+    return "word " * len(ids)
 
 
 def write(run_dir: Path, rollouts: int) -> tuple[float, float]:

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from conf.compose import compose
-from runners.observe.sinks.otlp import open_span_feed
-from runners.observe.sinks.rollout_spans import describe_attempt
+from runners.observe.sinks.spans import describe_attempt, open_span_feed
 from runners.records.record import RolloutRecord
 from runners.records.store.run_store import RunStore
 from runners.tasks.contract import Task
@@ -88,7 +87,7 @@ async def test_a_collector_that_refuses_or_is_away_costs_a_warning_and_the_spans
             collector.status = 400
             await send(here, collector, records)
             await asyncio.sleep(0)
-        await send(here, collector, records)  # nobody listens any more
+        await send(here, collector, records[:1])  # nobody listens any more
         await asyncio.sleep(0)
         texts = [event.data["error"] for event in here.store.events("sink_failed")]
     assert len(texts) == 4

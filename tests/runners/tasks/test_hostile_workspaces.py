@@ -240,20 +240,20 @@ def test_a_late_capture_is_the_workspaces_fault_if_it_worked_for_long(
     assert answer_one(work_in_git, deadline_s=1, cpu_s=100)[0] == capture_process.LATE
 
 
+@pytest.mark.parametrize("count", [30, pytest.param(500, marks=pytest.mark.slow)])
 async def test_random_hostile_programs_end_in_documented_outcomes_and_leave_nothing(
-    task: Task, tmp_path: Path
+    count: int, task: Task, tmp_path: Path
 ) -> None:
-    """`python -m tests.benchmarks.bench_hostile` runs 500."""
     skip_without("bubblewrap")
     settings = local_settings(file_mb=64, memory_mb=1024, processes=64, cpu_s=20)
     backend = await asyncio.to_thread(LocalBackend, settings, tmp_path / "root")
     try:
-        ended = await run_programs(backend, task, [make_program(seed) for seed in range(30)])
+        ended = await run_programs(backend, task, [make_program(seed) for seed in range(count)])
     finally:
         await backend.close()
     documented = {str(code) for code in OutcomeCode if code.outcome_class in ("policy", "budget")}
     assert {name for name, number in ended.items() if number} <= documented
-    assert ended.total() == 30
+    assert ended.total() == count
     assert not any(tmp_path.iterdir())
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -91,30 +91,6 @@ def true_gradient() -> Array:
 
 
 PROBABILITIES = {path: math.exp(logprob(path, LOGITS).item()) for path in ALL}
-SCORES = {
-    path: np.array([
-        np.eye(3)[path[turn]] - LOGITS[turn].softmax(0).numpy() if turn < len(path) else np.zeros(3)
-        for turn in range(3)
-    ])
-    for path in ALL
-}  # fmt: skip
-"""Gradient of the logprob of each turn's action, a row per turn."""
-Estimate = Callable[[Sequence[Trajectory]], list[list[float]]]
-"""Returns the advantage of each turn of each rollout of a group."""
-
-
-def expect(estimate: Estimate, size: int) -> tuple[Array, float]:
-    """Return the exact mean of the estimated gradient over all groups, and its total variance."""
-    mean, square = np.zeros((3, 3)), 0.0
-    for group in itertools.product(ALL, repeat=size):
-        chance = math.prod(PROBABILITIES[path] for path in group)
-        found = np.zeros((3, 3))
-        for path, advantages in zip(group, estimate(group), strict=True):
-            for turn, advantage in enumerate(advantages):
-                found[turn] += advantage * SCORES[path][turn] / size
-        mean += chance * found
-        square += chance * float((found**2).sum())
-    return mean, square - float((mean**2).sum())
 
 
 def bias(gradient: Array) -> float:
@@ -132,65 +108,6 @@ def records_of(group: Sequence[Trajectory]) -> list[RolloutRecord]:
         )
         for member, path in enumerate(group)
     ]  # fmt: skip
-
-
-def by_turn(group: Sequence[Trajectory]) -> list[list[float]]:
-    """Return our advantages."""
-    credits = compute_turn_credits(records_of(group), estimate_rloo)
-    return [
-        [row[min(turn, len(row) - 1)] for turn in range(len(path))]
-        for path, row in zip(group, credits.values(), strict=True)
-    ]
-
-
-def by_rollout(group: Sequence[Trajectory]) -> list[list[float]]:
-    """Return the advantages of ``trainer.credit=rollout``."""
-    found = estimate_rloo([outcome(path) + sum(turn_rewards(path)) for path in group])
-    return [[each] * len(path) for path, each in zip(group, found, strict=True)]
-
-
-def among_those_that_reach_the_turn(*, normalize: bool) -> Estimate:
-    """Return the natural estimator: rewards to go compared per turn, as GRPO compares rewards."""
-
-    def estimate(group: Sequence[Trajectory]) -> list[list[float]]:
-        found: list[list[float]] = [[] for _ in group]
-        for turn in range(3):
-            there = [index for index, path in enumerate(group) if len(path) > turn]
-            to_go = np.array([
-                outcome(group[index]) + sum(turn_rewards(group[index])[turn:]) for index in there
-            ])  # fmt: skip
-            if not len(there):
-                continue
-            spread = to_go.std() if normalize else 1.0
-            for index, value in zip(there, to_go - to_go.mean(), strict=True):
-                found[index].append(float(value / spread) if spread > 1e-9 else 0.0)
-        return found
-
-    return estimate
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_the_gradient_by_turn_is_that_of_the_expected_reward(size: int) -> None:
-    mean, _ = expect(by_turn, size)
-    assert np.allclose(mean, true_gradient(), atol=1e-12)
-    assert bias(mean) < 1e-10
-
-
-@pytest.mark.parametrize(("normalize", "least"), [(False, 0.25), (True, 0.35)])
-def test_the_natural_estimator_is_biased(normalize: bool, least: float) -> None:
-    """Whatever its scale: its direction is another one."""
-    mean, _ = expect(among_those_that_reach_the_turn(normalize=normalize), 3)
-    assert bias(mean) > least
-
-
-def test_credit_by_turn_has_the_smaller_variance() -> None:
-    whole, spread_whole = expect(by_rollout, 3)
-    _, spread_turns = expect(by_turn, 3)
-    assert bias(whole) < 1e-10
-    assert spread_turns < 0.8 * spread_whole
-
-
-# The same through records, samples, weights and the objective of the trainer.
 
 
 def turns_of(path: Trajectory, session_id: str) -> list[Turn]:
@@ -293,14 +210,6 @@ def test_turns_are_compared_with_the_others_rewards_to_go(
     assert all(moved[name] == pytest.approx(row, abs=1e-6) for name, row in found.items())
     ungraded = replace(records[0], rollout_id="train-000001-00-99", reward=None)
     assert compute_turn_credits([*records, ungraded], estimate_rloo) == found
-
-
-def test_without_rewards_of_turns_a_turn_has_its_rollouts_advantage() -> None:
-    records = a_group([(1.0, []), (0.0, []), (0.0, [])])
-    assert compute_turn_credits(records, estimate_rloo) == {
-        record.rollout_id: [credit]
-        for record, credit in zip(records, [1.0, -0.5, -0.5], strict=True)
-    }
 
 
 def test_a_group_of_equal_rewards_has_a_signal_if_its_turns_earned_otherwise() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import threading
 from pathlib import Path
 from typing import Any, cast
@@ -245,19 +244,6 @@ async def greedy(core: EngineCore, rid: str, count: int = 12) -> list[int]:
     return ids
 
 
-async def test_a_stop_token_ends_the_request_and_is_part_of_the_output(core: EngineCore) -> None:
-    free = await greedy(core, "free")
-    stop = free[5]
-    answer = await core.generate(
-        prompt(9, 30),
-        SamplingParams(12, temperature=0.0, stop_token_ids=(1, 2, 3, 4, 5, stop)),
-        rid="stopped",
-    )
-    first = next(i for i, token in enumerate(free) if token in {1, 2, 3, 4, 5, stop})
-    assert answer.output_ids.tolist() == free[: first + 1]
-    assert (answer.finish_reason, answer.matched) == ("stop", free[first])
-
-
 async def test_a_stop_string_across_tokens_ends_the_request(core: EngineCore) -> None:
     free = await greedy(core, "free", 40)
     assert core.tokenizer is not None
@@ -278,21 +264,6 @@ async def test_max_new_tokens_zero_samples_nothing(core: EngineCore) -> None:
     assert (len(empty.output_ids), empty.finish_reason) == (0, "length")
     after = await core.generate(prompt(10, 30), SamplingParams(1), rid="after")
     assert after.cached_tokens == 29
-
-
-async def test_an_abort_returns_what_was_sampled(core: EngineCore) -> None:
-    tasks = [
-        asyncio.create_task(core.run(rid, array(prompt(i, 20)), RequestSampling(1000)))
-        for i, rid in enumerate(("keep", "drop-1", "drop-2"))
-    ]
-    await until_decoding(core, 5)
-    await core.abort(lambda rid: rid.startswith("drop"))
-    done, pending = await asyncio.wait(tasks, timeout=0.2)
-    assert {task.result().finish_reason["type"] for task in done} == {"abort"}
-    assert all(len(task.result().output_ids) >= 5 for task in done)
-    assert len(pending) == 1
-    await core.abort(lambda rid: True)
-    assert (await tasks[0]).finish_reason["type"] == "abort"
 
 
 async def test_a_waiting_request_can_be_aborted(model_dir: Path) -> None:
@@ -529,51 +500,9 @@ async def test_rows_and_cache_together_stay_within_the_memory_and_evicted_prefix
         await large.close()
 
 
-async def test_keys_of_old_weights_are_never_reused(
-    core: EngineCore, other_model_dir: Path
-) -> None:
-    ids = prompt(14, 40)
-    running = asyncio.create_task(core.generate(ids, SamplingParams(100), rid="running"))
-    await until_decoding(core)
-    await core.update_weights(other_model_dir, 1)
-    await running
-    again = await core.generate(ids, SamplingParams(2), rid="again")
-    assert again.cached_tokens == 0
-
-
-async def test_a_bad_directory_keeps_the_old_weights(
-    core: EngineCore, model_dir: Path, tmp_path: Path
-) -> None:
-    broken = Path(shutil.copytree(model_dir, tmp_path / "broken"))
-    (broken / "model.safetensors").write_bytes(b"not safetensors")
-    before = await greedy(core, "before")
-    for directory in (broken, tmp_path / "absent"):
-        with pytest.raises(EngineError) as caught:
-            await core.update_weights(directory, 9)
-        assert caught.value.status == 400
-    assert await greedy(core, "after") == before
-    assert core.weight_version == 0
-
-
 async def test_a_model_of_another_shape_is_refused(core: EngineCore, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="another shape"):
         await core.update_weights(write_tiny_model(tmp_path, num_hidden_layers=1), 1)
-
-
-async def test_an_in_place_pause_keeps_running_requests(core: EngineCore) -> None:
-    alone = await greedy(core, "alone", 60)
-    call = asyncio.create_task(greedy(core, "paused", 60))
-    await until_decoding(core)
-    await core.pause("in_place")
-    steps = core.steps
-    late = asyncio.create_task(greedy(core, "late", 3))
-    assert not await core.flush_cache()
-    await asyncio.sleep(0.05)
-    assert core.steps == steps
-    assert (await core.load()).running == 1
-    await core.resume()
-    assert await call == alone
-    assert await late == alone[:3]
 
 
 async def test_a_retracted_request_continues_where_it_was(core: EngineCore) -> None:
@@ -592,38 +521,7 @@ async def test_a_retracted_request_continues_where_it_was(core: EngineCore) -> N
     assert again.retractions == 1
 
 
-async def test_a_pause_with_abort_ends_running_requests(core: EngineCore) -> None:
-    call = asyncio.create_task(core.generate(prompt(16, 30), SamplingParams(1000), rid="a"))
-    await until_decoding(core)
-    await core.pause("abort")
-    assert (await call).finish_reason == "abort"
-    await core.resume()
-
-
 # --- refusals ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("ids", "params", "message"),
-    [
-        ([], SamplingParams(1), "input is empty"),
-        ([800], SamplingParams(1), "outside the vocabulary"),
-        ([-1], SamplingParams(1), "outside the vocabulary"),
-        ([1] * 2048, SamplingParams(0), r"The input \(2048 tokens\) is longer than"),
-        (
-            [1] * 2000,
-            SamplingParams(49),
-            "Requested token count exceeds the model's maximum context length of 2048 tokens. You "
-            "requested a total of 2049 tokens: 2000 tokens from the input messages and 49 tokens",
-        ),
-    ],
-)
-async def test_an_impossible_request_is_refused_with_the_reason(
-    core: EngineCore, ids: list[int], params: SamplingParams, message: str
-) -> None:
-    with pytest.raises(EngineError, match=message) as caught:
-        await core.generate(ids, params, rid="x")
-    assert caught.value.status == 400
 
 
 async def test_a_prompt_may_fill_the_context_exactly(core: EngineCore) -> None:
@@ -643,15 +541,6 @@ async def test_stop_strings_need_a_tokenizer(model_dir: Path) -> None:
     with pytest.raises(EngineError, match="without a tokenizer"):
         await core.generate([1], SamplingParams(1, stop=("x",)), rid="x")
     await core.close()
-
-
-async def test_a_live_rid_cannot_be_used_twice(core: EngineCore) -> None:
-    call = asyncio.create_task(core.generate(prompt(0, 10), SamplingParams(200), rid="same"))
-    await until_decoding(core)
-    with pytest.raises(EngineError, match="Duplicate request ID"):
-        await core.generate(prompt(1, 10), SamplingParams(1), rid="same")
-    await call
-    await core.generate(prompt(1, 10), SamplingParams(1), rid="same")
 
 
 async def test_a_context_longer_than_the_model_is_refused(model_dir: Path) -> None:

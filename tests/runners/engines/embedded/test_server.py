@@ -105,11 +105,6 @@ async def test_generate_has_sglangs_shape(http: Http, core: EngineCore) -> None:
     assert answer["text"] == core.tokenizer.decode(answer["output_ids"])
 
 
-async def test_a_second_identical_prompt_reports_its_cached_tokens(http: Http) -> None:
-    await http.generate()
-    assert (await http.generate())["meta_info"]["cached_tokens"] == 29
-
-
 async def test_logprobs_and_the_rid_are_returned_on_request(http: Http) -> None:
     meta = (await http.generate())["meta_info"]
     assert "output_token_logprobs" not in meta

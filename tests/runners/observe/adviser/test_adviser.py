@@ -24,6 +24,12 @@ WELL = healthy_runs()
 WITHIN = 3
 FIRST = 4
 """Steps before an illness begins, where a run has so many."""
+FEW = ("well-linear-0a", "well-linear-1-curriculum", "well-mixed-0c")
+OTHERS = [
+    name for name in WELL if name not in FEW and not any(w in name for w in ("small", "short"))
+]
+"""Of 8 rollouts a step nobody can tell within three steps that a grader always says no."""
+SLOW = pytest.mark.slow
 
 
 def seen(history: History) -> dict[str, tuple[int, Alarm]]:
@@ -45,7 +51,7 @@ def test_a_healthy_run_has_no_alarm(name: str) -> None:
 
 
 @pytest.mark.parametrize("illness", ILLNESSES)
-@pytest.mark.parametrize("name", ["well-linear-0a", "well-linear-1-curriculum", "well-mixed-0c"])
+@pytest.mark.parametrize("name", [*FEW, *(pytest.param(name, marks=SLOW) for name in OTHERS)])
 def test_an_illness_is_named_within_three_steps(name: str, illness: str) -> None:
     history = WELL[name]
     first = min(FIRST, len(history.steps) - WITHIN)

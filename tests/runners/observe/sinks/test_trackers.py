@@ -7,8 +7,9 @@ import json
 import os
 import signal
 import struct
+import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,21 @@ import pytest
 from conf.compose import compose
 from conf.errors import ConfigError
 from runners.observe.sinks import libraries
-from runners.observe.sinks.delivery import CLOSE_S, Ending, EntryRefused
 from runners.observe.sinks.libraries import find_sink_errors
 from runners.observe.sinks.mlflow_tracker import name_metrics
-from runners.observe.sinks.open_trackers import TrackerFeed, make_trackers, read_finished
-from runners.observe.sinks.step_entries import REFUSED_MOST, Sent, StepEntry, read_sent, split_row
-from runners.observe.sinks.tracker import TRACKERS, TrackedRun, TrackerSink
+from runners.observe.sinks.open_trackers import TrackerFeed, make_trackers
+from runners.observe.sinks.tracker import (
+    CLOSE_S,
+    TRACKERS,
+    Ending,
+    EntryRefused,
+    Sent,
+    StepEntry,
+    TrackedRun,
+    TrackerThread,
+    list_missing,
+    read_sent,
+)
 from runners.observe.sinks.wandb_tracker import WandbTracker
 from runners.records.store.run_store import RunStore
 
@@ -37,15 +47,52 @@ def run_dir(tmp_path: Path) -> Path:
     return tmp_path / "first-run"
 
 
-def finish_step(store: RunStore, step: int, measured: float | None = None) -> list[dict[str, Any]]:
-    """Return the lines that a campaign sends for a step, and once more when it was measured."""
+@pytest.fixture
+def store(run_dir: Path) -> Iterator[RunStore]:
+    with RunStore.create(run_dir, compose([]).model_dump(mode="json")) as store:
+        yield store
+
+
+@dataclass
+class Tracked:
+    """A tracker that fails as it is told."""
+
+    fails: int = 0
+    """Tries that fail before one succeeds."""
+    refused: int | None = None
+    """A step that it never takes."""
+    hangs: threading.Event | None = None
+    """It answers nothing until this is set."""
+    late: bool = False
+    """It cannot say at its end that all has arrived."""
+    keeps_at_once: bool = False
+    got: list[tuple[str, int]] = field(default_factory=list)
+    ended: list[Ending] = field(default_factory=list)
+
+    def open(self, run_id: str | None) -> str:
+        return run_id or "one"
+
+    def log(self, entry: StepEntry) -> None:
+        if self.hangs is not None:
+            self.hangs.wait()
+        if self.fails:
+            self.fails -= 1
+            raise ConnectionError("nobody listens")
+        if entry.step == self.refused:
+            raise EntryRefused("such a name")
+        self.got.append((entry.part, entry.step))
+
+    def close(self, ending: Ending) -> None:
+        self.ended.append(ending)
+        if self.late:
+            raise TimeoutError("Timed out finishing run.")
+
+
+def finish_step(store: RunStore, step: int, measured: float | None = None) -> None:
     store.begin_step(step, [])
     store.finish_step(step, {"loss/policy": step / 8, "policy/kl": None, **SETS})
-    rows = store.metric_rows(step)
-    if measured is None:
-        return rows
-    store.finish_evaluation(step, {"solve_rate": measured, "pass@2": measured + 0.125})
-    return rows + store.metric_rows(step)
+    if measured is not None:
+        store.finish_evaluation(step, {"solve_rate": measured, "pass@2": measured + 0.125})
 
 
 async def execute(
@@ -62,9 +109,10 @@ async def execute(
         if steps.start == 1:
             store.finish_evaluation(0, {"solve_rate": 0.25, "pass@2": 0.375})
         feed = TrackerFeed(config, store, told.append)
-        feed.add(store.metric_rows())
+        feed.wake()
         for step in steps:
-            feed.add(finish_step(store, step, 0.5 if step % 2 == 0 else None))
+            finish_step(store, step, 0.5 if step % 2 == 0 else None)
+            feed.wake()
         await feed.close(ending)
         await asyncio.sleep(0)
     return told
@@ -126,30 +174,24 @@ async def test_wandb_goes_on_with_the_same_run_and_has_each_step_once(run_dir: P
     assert [end.exit_code for _, end in ends] == [255, 0], "stopped, then finished"
 
 
-async def test_a_long_run_that_begins_to_be_tracked_late_is_sent_whole(run_dir: Path) -> None:
-    pytest.importorskip("wandb")
-    config = compose(["observe.wandb.project=mine", "observe.wandb.mode=offline"])
-    told = list[str]()
-    with RunStore.create(run_dir, config.model_dump(mode="json")) as store:
-        feed = TrackerFeed(config, store, told.append)
-        feed.add({"step": step, "loss/policy": 0.5} for step in range(1, 2501))
-        await feed.close(Ending.FINISHED)
-    assert told == []
-    assert [row["step"] for row in read_wandb(run_dir / "trackers")] == list(range(1, 2501))
-
-
 def track_and_be_killed(run_dir: Path, settings: list[str]) -> None:
     """Hand 2 steps to W&B, then end as by ``kill -9``."""
     config = compose(settings)
     with RunStore.create(run_dir, config.model_dump(mode="json")) as store:
-        [tracker] = make_trackers(config, store).values()
-        sink = TrackerSink(tracker, run_dir / TRACKERS / "wandb.json")
-        sink.open()
         for step in (1, 2):
-            for row in finish_step(store, step):
-                for entry in split_row(row, {}):
-                    sink.take(entry)
-        os.kill(os.getpid(), signal.SIGKILL)
+            finish_step(store, step)
+        [tracker] = make_trackers(config, store).values()
+
+        class Killed(Tracked):
+            def log(self, entry: StepEntry) -> None:
+                tracker.log(entry)
+                if entry.step == 2:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            def open(self, run_id: str | None) -> str:
+                return tracker.open(run_id)
+
+        TrackerThread("wandb", Killed(), run_dir, print).close(Ending.FINISHED)
 
 
 async def test_wandb_gets_again_what_its_process_lost_with_a_run_that_was_killed(
@@ -168,101 +210,54 @@ async def test_wandb_gets_again_what_its_process_lost_with_a_run_that_was_killed
     assert {row["step"] for row in rows} == {1, 2, 3}
 
 
-class TrackerThatEndsLate:
-    """Takes every entry, and cannot say at its end that they have arrived."""
-
-    keeps_at_once = False
-
-    def open(self, run_id: str | None) -> str:
-        return run_id or "one"
-
-    def log(self, entry: StepEntry) -> None:
-        pass
-
-    def close(self, ending: Ending) -> None:
-        raise TimeoutError("Timed out finishing run.")
+def test_what_a_tracker_may_have_lost_at_its_end_is_not_noted_as_sent(store: RunStore) -> None:
+    finish_step(store, 1)
+    tracker, told = Tracked(late=True), list[str]()
+    TrackerThread("wandb", tracker, store.run_dir, told.append).close(Ending.FINISHED)
+    assert tracker.got == [("train", 1)]
+    assert told == ["wandb fails, the run goes on: TimeoutError: Timed out finishing run."]
+    assert read_sent(store.run_dir / TRACKERS / "wandb.json") == Sent("one")
 
 
-def test_what_a_tracker_may_have_lost_at_its_end_is_not_noted_as_sent(tmp_path: Path) -> None:
-    sink = TrackerSink(TrackerThatEndsLate(), tmp_path / "wandb.json")
-    sink.open()
-    sink.take(StepEntry("train", 1, 0.0, {}, frozenset()))
-    with pytest.raises(TimeoutError):
-        sink.close(Ending.FINISHED)
-    assert read_sent(tmp_path / "wandb.json") == Sent("one")
+def test_a_tracker_that_was_away_or_refuses_gets_the_rest_in_order(store: RunStore) -> None:
+    for step in range(1, 5):
+        finish_step(store, step)
+    tracker, told = Tracked(refused=2, fails=1), list[str]()
+    thread = TrackerThread("there", tracker, store.run_dir, told.append)
+    thread.wake()
+    while tracker.fails:
+        threading.Event().wait(0.001)
+    assert thread.close(Ending.STOPPED) == "there: 1 entries were not delivered"
+    assert tracker.got == [("train", 1), ("train", 3), ("train", 4)]
+    assert told == ["there fails, the run goes on: ConnectionError: nobody listens"]
+    assert tracker.ended == [Ending.STOPPED]
 
 
-class TrackerOfFewNames:
-    """Keeps what it takes; refuses figures of some name as long as it is not told otherwise."""
-
-    keeps_at_once = True
-
-    def __init__(self, refused: str | None) -> None:
-        self.refused = refused
-        self.got: list[str] = []
-
-    def open(self, run_id: str | None) -> str:
-        return run_id or "one"
-
-    def log(self, entry: StepEntry) -> None:
-        if self.refused in entry.values:
-            raise EntryRefused(entry.name)
-        self.got.append(entry.name)
-
-    def close(self, ending: Ending) -> None:
-        pass
+def test_a_tracker_that_hangs_holds_up_nobody(store: RunStore) -> None:
+    finish_step(store, 1)
+    tracker = Tracked(hangs=threading.Event())
+    thread = TrackerThread("there", tracker, store.run_dir, print)
+    assert thread.close(Ending.FINISHED, deadline_s=0.05) == "there did not end within 0.05 s"
+    assert tracker.hangs is not None
+    tracker.hangs.set()
+    assert thread.close(Ending.FINISHED) == ""
 
 
-def track(tracker: TrackerOfFewNames, file: Path, entries: list[StepEntry]) -> None:
-    sink = TrackerSink(tracker, file)
-    sink.open()
-    for entry in entries:
-        with suppress(EntryRefused):
-            sink.take(entry)
-    sink.close(Ending.STOPPED)
+def test_an_evaluation_follows_the_step_of_its_policy(store: RunStore) -> None:
+    store.finish_evaluation(0, {"solve_rate": 0.25})
+    finish_step(store, 1, 0.5)
+    entries = list_missing(store, Sent(""))
+    assert [(each.part, each.step) for each in entries] == [("eval", 0), ("train", 1), ("eval", 1)]
+    assert entries[0].values == {"eval/solve_rate": 0.25}
+    assert entries[1].values == {"loss/policy": 0.125, **SETS}
+    assert all(each.at > 1e9 for each in entries)
+    assert list_missing(store, Sent("", train=1, eval=0)) == entries[2:]
 
 
-def test_what_a_tracker_refused_is_sent_again_by_a_resumed_run_only(tmp_path: Path) -> None:
-    file, names = tmp_path / "mlflow.json", frozenset({"odd"})
-    entries = [
-        StepEntry("train", step, 0.0, {"odd": 1.0} if step == 2 else {}, names)
-        for step in range(1, 5)
-    ]
-    first, second, third = (TrackerOfFewNames(each) for each in ("odd", "odd", None))
-    track(first, file, entries)
-    assert first.got == ["train 1", "train 3", "train 4"]
-    assert read_sent(file) == Sent("one", train=4, refused=["train 2"])
-    track(second, file, entries)
-    assert second.got == []
-    track(third, file, entries)
-    assert third.got == ["train 2"]
-    assert read_sent(file) == Sent("one", train=4)
-
-
-def test_of_refused_entries_the_newest_are_remembered() -> None:
-    sent = Sent("one")
-    for step in range(REFUSED_MOST + 2):
-        sent.refuse(StepEntry("train", step, 0.0, {}, frozenset()))
-    assert len(sent.refused) == REFUSED_MOST
-    assert (sent.refused[0], sent.refused[-1]) == ("train 2", f"train {REFUSED_MOST + 1}")
-
-
-def test_a_feed_gives_a_resumed_run_s_tracker_what_it_refused(run_dir: Path) -> None:
-    sent = Sent("one", train=3, eval=2, refused=["train 2"])
-    row = {"step": 2, "eval/step": 2, "eval/solve_rate": 0.5}
-    assert [each.name for each in split_row(row, {}) if not sent.has(each)] == ["train 2"]
-
-
-def test_times_are_read_of_the_rows_that_are_sent(run_dir: Path) -> None:
-    with RunStore.create(run_dir, compose([]).model_dump(mode="json")) as store:
-        store.finish_evaluation(0, {"solve_rate": 0.25})
-        for step in range(1, 5):
-            finish_step(store, step, 0.5 if step == 4 else None)
-        assert set(read_finished(store, [])) == set()
-        assert set(read_finished(store, store.metric_rows(4))) == {("train", 4), ("eval", 4)}
-        known = read_finished(store, store.metric_rows())
-        assert set(known) == {*(("train", s) for s in range(1, 5)), ("eval", 0), ("eval", 4)}
-        assert all(at > 1e9 for at in known.values())
+def test_what_an_earlier_version_noted_is_read(tmp_path: Path) -> None:
+    noted = {"run": "one", "train": 4, "eval": 2, "refused": ["train 2"]}
+    (tmp_path / "mlflow.json").write_text(json.dumps(noted))
+    assert read_sent(tmp_path / "mlflow.json") == Sent("one", 4, 2)
 
 
 def test_wandb_is_told_to_raise_when_it_does_not_finish_in_time(run_dir: Path) -> None:
@@ -341,25 +336,6 @@ async def test_a_tracker_that_is_away_is_named_once_and_gets_its_steps_after_a_r
     [run] = client.search_runs([e.experiment_id for e in client.search_experiments()])
     history = client.get_metric_history(run.info.run_id, "loss/policy")
     assert [point.step for point in history] == [1, 2, 3, 4]
-
-
-def test_an_evaluation_is_an_entry_at_the_step_of_its_policy() -> None:
-    row = {
-        "step": 1,
-        "train/reward_mean": 0.5,
-        "eval/step": 0,
-        "eval/solve_rate": 0.25,
-        "alarms": [],
-    }
-    entries = split_row(row, {("train", 1): 7.0})
-    assert [(each.part, each.step, each.at) for each in entries] == [
-        ("eval", 0, 0.0),
-        ("train", 1, 7.0),
-    ]
-    assert [each.values for each in entries] == [
-        {"eval/solve_rate": 0.25},
-        {"train/reward_mean": 0.5},
-    ]
 
 
 def test_names_that_mlflow_refuses_or_cannot_store_are_written_otherwise() -> None:

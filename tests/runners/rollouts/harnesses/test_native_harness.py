@@ -18,7 +18,7 @@ from runners.rollouts.harnesses.native import NativeHarness
 from runners.rollouts.harnesses.native.harness import read_result
 from runners.sandboxes.contract import CommandResult, SandboxSpec
 from runners.sandboxes.local.backend import LocalBackend
-from tests.fakes.scripted_gateway import Failure, Reply, Step, say, scripted_gateway, use
+from tests.fakes.scripted_gateway import Reply, Step, scripted_gateway, use
 
 pytestmark = pytest.mark.integration
 
@@ -87,27 +87,6 @@ async def test_the_agent_works_in_the_sandbox(backend: LocalBackend, tmp_path: P
     assert messages[0]["content"] == "Fix é."
     assert messages[2]["content"][0]["content"] == "one\n"
     assert (requests[0]["model"], requests[0]["max_tokens"]) == ("policy", 7)
-
-
-async def test_max_turns_of_the_configuration_is_its_budget(
-    backend: LocalBackend, tmp_path: Path
-) -> None:
-    result, requests = await work(backend, tmp_path, [Reply([use("Read", path="a.txt")])] * 3)
-    assert (result.code, len(requests)) == (OutcomeCode.BUDGET_TURNS, 3)
-
-
-async def test_a_refused_key_is_a_gateway_failure(backend: LocalBackend, tmp_path: Path) -> None:
-    script: list[Step] = [Failure(401, "authentication_error", "unknown key")]
-    result, _ = await work(backend, tmp_path, script)
-    assert (result.code, result.final_message) == (
-        OutcomeCode.INFRA_GATEWAY,
-        "401: unknown key",
-    )
-
-
-async def test_an_answer_without_tools_gives_up(backend: LocalBackend, tmp_path: Path) -> None:
-    result, _ = await work(backend, tmp_path, [Reply([say("no")], "end_turn")])
-    assert (result.code, result.final_message) == (OutcomeCode.POLICY_GAVE_UP, "no")
 
 
 @pytest.mark.parametrize(
