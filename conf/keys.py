@@ -213,8 +213,9 @@ def unknown_key(key: str, tree: Mapping[str, Any]) -> str:
     if key in REPLACED:
         return f"{key} is not a key any more: {REPLACED[key]}"
     group, _, rest = key.partition(".")
+    options = "options" if rest.startswith("options.") else rest  # those of a plug-in are its own
     owners = [
-        c for c in groups().get(group, ()) if rest and lookup(choice_content(group, c), rest)[0]
+        c for c in groups().get(group, ()) if rest and lookup(choice_content(group, c), options)[0]
     ]
     if owners:
         chosen = lookup(tree, f"{group}.kind")[1]
@@ -228,8 +229,11 @@ def unknown_key(key: str, tree: Mapping[str, Any]) -> str:
     known, siblings = lookup(tree, section)
     leaves = [leaf for leaf, _ in flatten(tree)]
     match = _closest_part(key, tree) or _closest_key(key, leaves if section else [*leaves, *tree])
-    if match:
-        hint = f"did you mean {match}?"
+    likely = [match] if match else []
+    if isinstance(lookup(tree, f"{section}.target")[1], str):  # a plug-in, which has options
+        likely.append(f"{section}.options.{key.rpartition('.')[2]}")
+    if likely:
+        hint = f"did you mean {' or '.join(likely)}?"
     elif known and isinstance(siblings, Mapping):
         hint = f"{section} has {', '.join(siblings)}"
     else:
@@ -242,4 +246,6 @@ def unknown_choice(group: str, choice: object) -> str:
     choices = [*groups()[group], *sorted(plugin_names(SEAMS.get(group, group)))]
     hint = suggest(str(choice), choices, f": did you mean {group}={{}}?")
     own = f"; your own: {FORM}" if group in SEAMS else ""
+    if own and str(choice).endswith(".py"):
+        hint = f": add the name of its class or function, {group}={choice}:Name"
     return f"{group}={choice} is not a choice{hint} (choices: {', '.join(choices)}{own})"

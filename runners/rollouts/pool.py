@@ -153,7 +153,7 @@ class Breaker:
         failures = self._in_a_row[outcome.outcome_class]
         if failures >= self._limit:
             raise BreakerOpen(
-                f"{failures} rollouts in a row failed with {outcome.outcome_class} failures, the "
+                f"{failures} attempts in a row failed with {outcome.outcome_class} failures, the "
                 f"last ({record.session_id}) with {outcome.code}: {outcome.message}; "
                 "fix the cause and continue with --resume",
                 outcome.outcome_class,

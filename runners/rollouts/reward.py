@@ -183,7 +183,9 @@ def make_reward(config: RewardConfig) -> ComputeReward:
     name = f"reward={getattr(config, 'target', config.kind)}"
 
     async def compute(result: RolloutResult, deadline_s: float) -> RolloutReward:
-        found = await call_plugin(name, reward, result, deadline_s=deadline_s)
+        found = await call_plugin(
+            name, reward, result, deadline_s=deadline_s, deadline_key="rollout.deadlines.grade_s"
+        )
         if isinstance(found, RolloutReward):
             return found
         if isinstance(found, RewardParts):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Literal
+
+_HUNK = re.compile(rb"@@ -\d{1,9}(?:,(\d{1,9}))? \+\d{1,9}(?:,(\d{1,9}))? @@")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +163,25 @@ class Patch:
     """
     refused_as: str = ""
     """Outcome of an attempt whose patch is refused (a value of ``OutcomeCode``), else ""."""
+
+    @property
+    def changed_lines(self) -> int:
+        """Lines that the diff adds and removes; binary files have none.
+
+        Counted within hunks, by the lengths that their headers state: a line of the policy's own
+        may begin with ``++`` or ``--``, and then looks like a header of a file.
+        """
+        changed = old = new = 0  # the last two: lines that are left of the hunk
+        for line in self.diff.split(b"\n"):
+            sign = line[:1]
+            if old > 0 or new > 0:
+                if sign != b"\\":  # "\\ No newline at end of file" is no line of either side
+                    changed += sign in (b"+", b"-")
+                    old -= sign != b"+"
+                    new -= sign != b"-"
+            elif hunk := _HUNK.match(line):
+                old, new = (1 if size is None else int(size) for size in hunk.groups())
+        return changed
 
 
 class VerdictKind(StrEnum):

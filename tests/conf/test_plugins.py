@@ -103,7 +103,7 @@ def test_a_stored_configuration_is_read_back_as_it_was(lines: list[str]) -> None
         ("trainer.advantage='m n:Z'", f"trainer.advantage.target=m n:Z must be {FORM}"),
         ("trainer.advantage={targt: x}", "trainer.advantage.targt is not a key"),
         ("trainer.advantage={options: {}}", "trainer.advantage.target has no value"),
-        ("reward.options.weight=1", "reward.options.weight is not a key"),
+        ("reward.options.weight=1", "reward.options.weight belongs to reward=custom"),
         ("trainer.advantage.options.k=1", "trainer.advantage.options.k is not a key"),
     ],
 )  # fmt: skip
@@ -134,6 +134,22 @@ def test_an_installed_plugin_is_a_choice_by_its_name() -> None:
     assert faults("reward=breif") == [
         "reward=breif is not a choice: did you mean reward=brief? (choices: custom, tests, brief; "
         f"your own: {FORM})"
+    ]
+
+
+def test_a_file_without_a_name_and_an_option_beside_the_options_are_told_where_they_belong(
+    code: Path,
+) -> None:
+    assert (
+        f"add the name of its class or function, reward={code}:Name" in faults(f"reward={code}")[0]
+    )
+    mine = f"reward={code}:brief"
+    assert faults(mine, "reward.weight=2") == [
+        "reward.weight is not a key: did you mean reward.part_weights or reward.options.weight?"
+    ]
+    assert faults("reward.options.weight=2") == [
+        "reward.options.weight belongs to reward=custom, but reward=tests is chosen: "
+        "add reward=custom"
     ]
 
 

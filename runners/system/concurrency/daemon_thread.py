@@ -37,8 +37,12 @@ async def run_in_daemon(function: Callable[..., Any], *args: Any) -> Any:
             result = function(*args)
         except StopIteration as error:  # a future cannot hold it
             failure = RuntimeError(f"StopIteration: {error_text(error)}")
+            failure.__traceback__ = error.__traceback__
         except BaseException as error:
-            failure = error if isinstance(error, Exception) else RuntimeError(repr(error))
+            failure = error
+            if not isinstance(error, Exception):
+                failure = RuntimeError(repr(error))
+                failure.__traceback__ = error.__traceback__
         if not loop.is_closed():
             loop.call_soon_threadsafe(finish, result, failure)
 

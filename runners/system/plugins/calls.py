@@ -10,6 +10,7 @@ import subprocess
 import threading
 import traceback
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from conf.errors import error_text
@@ -21,6 +22,8 @@ from runners.system.plugins.contract_check import is_async
 Result = TypeVar("Result")
 PRINTED_CHARS = 500
 """Kept of what a program printed that a plug-in ran."""
+OWN_CODE = tuple(f"{Path(__file__).parents[3] / folder}/" for folder in ("cli", "conf", "runners"))
+"""Folders whose lines are not the plug-in's."""
 SHORT = reprlib.Repr()
 """Shows values of any size and depth."""
 
@@ -32,14 +35,18 @@ class PluginFailedError(Exception):
 
 
 async def call_plugin(
-    name: str, plugin: Callable[..., Result | Awaitable[Result]], *args: Any, deadline_s: float
+    name: str,
+    plugin: Callable[..., Result | Awaitable[Result]],
+    *args: Any,
+    deadline_s: float,
+    deadline_key: str = "",
 ) -> Result:
     """Call a plug-in, async or not, within a deadline; raises PluginFailedError.
 
     One that is not async runs in a thread of its own, so it may block; after its deadline it is
     left to itself. Async ones share a loop in a thread of their own: one that blocks there delays
-    the others, and nothing else. ``name`` is for the message. A call of ``sys.exit`` is a failure
-    like any other: it must not end the campaign.
+    the others, and nothing else. ``name`` and ``deadline_key`` are for the message. A call of
+    ``sys.exit`` is a failure like any other: it must not end the campaign.
     """
     try:
         async with asyncio.timeout(deadline_s) as limit:
@@ -51,7 +58,8 @@ async def call_plugin(
             return result
     except (Exception, SystemExit) as error:
         if isinstance(error, TimeoutError) and limit.expired():
-            raise PluginFailedError(f"{name} took longer than {deadline_s:g} s") from error
+            key = f" ({deadline_key})" if deadline_key else ""
+            raise PluginFailedError(f"{name} took longer than {deadline_s:g} s{key}") from error
         raise describe_failure(name, error) from error
 
 
@@ -69,17 +77,29 @@ def check_number(name: str, found: object) -> float:
 
 def describe_failure(name: str, error: BaseException) -> PluginFailedError:
     """Return the failure of a plug-in, with the last line of its code that was reached."""
-    last = traceback.extract_tb(error.__traceback__)[-1:]
-    place = "".join(f" ({each.filename}:{each.lineno})" for each in last)
-    text = error_text(error)
+    text = shorten(error_text(error), PRINTED_CHARS)
     if isinstance(error, subprocess.CalledProcessError) and error.stderr:
         printed = (
             error.stderr
             if isinstance(error.stderr, str)
             else error.stderr.decode("utf-8", "replace")
         )
-        text = f"{shorten(text, PRINTED_CHARS)} It printed: {printed.strip()[-PRINTED_CHARS:]}"
-    return PluginFailedError(make_printable(f"{name} raised {type(error).__name__}: {text}{place}"))
+        text = f"{text} It printed: {printed.strip()[-PRINTED_CHARS:]}"
+    raised = f"{name} raised {type(error).__name__}: {text}{find_place(error)}"
+    return PluginFailedError(make_printable(raised))
+
+
+def find_place(error: BaseException) -> str:
+    """Return ` (FILE:LINE)` of the last line outside of agentrl that an error came through; of a
+    syntax error, whose own text names the line, "".
+    """
+    if isinstance(error, SyntaxError):
+        return ""
+    frames = traceback.extract_tb(error.__traceback__)
+    for frame in reversed(frames):
+        if not frame.filename.startswith(("<frozen ", *OWN_CODE)):
+            return f" ({frame.filename}:{frame.lineno})"
+    return ""
 
 
 async def run_beside(

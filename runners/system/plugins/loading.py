@@ -15,7 +15,6 @@ import importlib.util
 import inspect
 import json
 import sys
-import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
@@ -27,6 +26,7 @@ from conf.errors import ConfigError, error_text
 from conf.sections.plugin import PluginConfig
 from conf.suggestions import suggest
 from conf.targets import find_version, is_file, split_target
+from runners.system.plugins.calls import find_place
 from runners.system.plugins.contract_check import find_contract_faults
 
 _KINDS = inspect.Parameter
@@ -134,10 +134,9 @@ def _import_file(file: Path, key: str) -> ModuleType:
 
 
 def _failed_import(place: str, key: str, error: BaseException) -> PluginError:
-    last = traceback.extract_tb(error.__traceback__)[-1]
     return PluginError(
-        f"{key}.target={place} cannot be imported: {type(error).__name__}: {error_text(error)} "
-        f"({last.filename}:{last.lineno})"
+        f"{key}.target={place} cannot be imported: {type(error).__name__}: {error_text(error)}"
+        f"{find_place(error)}"
     )
 
 
@@ -150,12 +149,12 @@ def _make(target: Any, plugin: PluginConfig, key: str) -> Any:
     text = json.dumps(plugin.options)
     try:
         if isinstance(target, type) and issubclass(target, BaseModel):
-            _refuse_unknown(target.model_fields, plugin, key)
+            _refuse_unknown(target, target.model_fields, plugin, key)
             return target.model_validate_json(text, strict=True)
         model = _options_of(target)
         names = {str(field.alias): name for name, field in model.model_fields.items()}
         if model.model_config["extra"] == "forbid":
-            _refuse_unknown(names, plugin, key)
+            _refuse_unknown(target, names, plugin, key)
         found = model.model_validate_json(text, strict=True)
         options = {alias: getattr(found, name) for alias, name in names.items()}
         options |= found.model_extra or {}
@@ -189,16 +188,24 @@ def _options_of(target: Callable[..., Any]) -> type[BaseModel]:
         default = ... if parameter.default is _KINDS.empty else parameter.default
         # By alias: a model's own fields cannot be named json, copy or _x, and an option can.
         field = Field(default, alias=name)
-        fields[f"option_{len(fields)}"] = (hints.get(name, Any), field)
+        fields[f"option_{len(fields)}"] = (hints.get(name, _type_of(default)), field)
     return create_model(getattr(target, "__name__", "Options"), __config__=config, **fields)
 
 
-def _refuse_unknown(known: Iterable[str], plugin: PluginConfig, key: str) -> None:
+def _type_of(default: object) -> Any:
+    """Return the type of an option that names none, by its default."""
+    return type(default) if isinstance(default, bool | str | float) else Any
+
+
+def _refuse_unknown(target: Any, known: Iterable[str], plugin: PluginConfig, key: str) -> None:
     """Raise PluginError for options that the plug-in does not have."""
+    has = f"it has {', '.join(known)}" if known else "it has none"
+    if not isinstance(target, type) and not known:
+        has += "; options of a function stand after a `*`: def f(result, *, weight=1.0)"
     faults = [
-        f"{key}.options.{name} is no option of {plugin.target}: "
-        + suggest(name, known, "did you mean {}? ")
-        + (f"(it has {', '.join(known)})" if known else "(it has none)")
+        f"{key}.options.{name} is no option of {plugin.target}"
+        + suggest(name, known, ": did you mean {}?")
+        + f" ({has})"
         for name in plugin.options
         if name not in known
     ]

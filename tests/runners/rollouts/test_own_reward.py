@@ -52,7 +52,7 @@ async def test_a_plugin_is_paid_with_what_was_on_the_wire(tmp_path: Path, task: 
     [
         ("raises", "mine.py:raises raised KeyError: 'I am done.'"),
         ("endless", "mine.py:endless returned nan, which is no finite number"),
-        ("slow", "mine.py:slow took longer than 0.2 s"),
+        ("slow", "mine.py:slow took longer than 0.2 s (rollout.deadlines.grade_s)"),
     ],
 )
 async def test_a_plugin_that_fails_gives_no_reward_and_harms_no_other_rollout(

@@ -357,7 +357,7 @@ async def test_failures_in_a_row_open_the_breaker_with_the_reason(
     async with world(tmp_path, task) as here:
         here.backend.failures = 1000
         with pytest.raises(
-            BreakerOpen, match=r"4 rollouts in a row failed with infra.*no room for a sandbox"
+            BreakerOpen, match=r"4 attempts in a row failed with infra.*no room for a sandbox"
         ):
             await here.pool(breaker=4).run(here.specs(20))
         assert len(here.backend.made) < 10
@@ -376,7 +376,7 @@ async def test_the_breaker_counts_each_class_and_its_exit_code_says_whose_fault_
     other = RuntimeError("rarer") if failing is OutcomeClass.INFRA else SandboxError("rarer")
     async with world(tmp_path, task) as here:
         here.harness.trouble = lambda number: trouble if number % 3 else other
-        with pytest.raises(BreakerOpen, match=f"4 rollouts in a row failed with {failing}") as end:
+        with pytest.raises(BreakerOpen, match=f"4 attempts in a row failed with {failing}") as end:
             await here.pool(breaker=4, concurrency=1, attempts=1).run(here.specs(20))
         assert end.value.exit_code is code
         assert here.harness.runs == 6, "two of the rarer ones lie between the four"

@@ -12,6 +12,7 @@ from runners.sandboxes.contract import CommandResult
 from runners.tasks.contract import (
     DecidingTest,
     ParserName,
+    Patch,
     ScriptGrading,
     Task,
     TestResult,
@@ -25,6 +26,24 @@ from tests.runners.tasks.example_repositories import make_task
 
 SOLVED, UNSOLVED, INFRA = VerdictKind.SOLVED, VerdictKind.UNSOLVED, VerdictKind.INFRA
 DONE = ScriptRun(started=True, began=True, exit_code=0, reached=True)
+
+
+@pytest.mark.parametrize(
+    ("diff", "changed"),
+    [
+        (b"", 0),
+        (b"--- a/x\n+++ b/x\n@@ -1,2 +1,2 @@ def f():\n keep\n-old\n+new\n", 2),
+        # Lines that look like the headers of a file, and like that of a hunk.
+        (b"--- a/x\n+++ b/x\n@@ -1 +1,2 @@\n---drop table\n+++i;\n+++j;\n", 3),
+        (b"--- a/x\n+++ b/x\n@@ -1,2 +1,2 @@\n-@@ -1,9 +1,9 @@\n+@@ -1,9 +1,9 @@\n same\n", 2),
+        (b"--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n\\ No newline at end of file\n+a\n", 2),
+        (b"--- /dev/null\n+++ b/x\n@@ -0,0 +1,2 @@\n+\n+\n@@ -9 +11,0 @@\n-z\n", 3),
+        (b"diff --git a/x b/x\nGIT binary patch\nliteral 3\n+cmY+x\n\nliteral 0\nHcmV?d00001\n", 0),
+        (b"@@ -" + b"9" * 5000 + b" +1 @@\n+x\n", 0),
+    ],
+)  # fmt: skip
+def test_changed_lines_are_counted_within_hunks(diff: bytes, changed: int) -> None:
+    assert Patch(diff, "", (), ()).changed_lines == changed
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from agentrl.testing.harness_conformance import HarnessConformance
 from agentrl.testing.number_conformance import (
     AdvantageConformance,
     RewardConformance,
+    graded,
 )
 from agentrl.testing.reader_conformance import ReaderConformance
 from agentrl.testing.sandbox_conformance import SandboxConformance
@@ -35,5 +36,6 @@ __all__ = [
     "RewardConformance",
     "SandboxConformance",
     "call",
+    "graded",
     "say",
 ]

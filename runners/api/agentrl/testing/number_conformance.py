@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import hashlib
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
@@ -24,6 +26,7 @@ from runners.training.advantages import compute_group_advantages
 from runners.training.estimators import AdvantageEstimator, make_estimator
 
 DEADLINE_S = 60.0
+DIFF = b"diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-one\n+two\n"
 HOSTILE_TEXTS = (
     "",
     "{0} {missing} %s %d",
@@ -51,10 +54,20 @@ SUMMARY = SessionSummary(
 )
 
 
+def graded(diff: bytes = b"", *, solved: bool = True) -> RolloutResult:
+    """Return a graded rollout whose change is a diff, to test what a reward pays for it.
+
+    ``dataclasses.replace`` changes what else a reward looks at: the verdict, the summary.
+    """
+    files = tuple(name.decode() for name in re.findall(rb"^\+\+\+ b/(.+)$", diff, re.MULTILINE))
+    patch = Patch(diff, hashlib.sha256(diff).hexdigest(), files, ())
+    outcome = Outcome(OutcomeCode.POLICY_FINISHED, Stage.END)
+    return RolloutResult(outcome, SUMMARY, patch, SOLVED if solved else UNSOLVED)
+
+
 def make_results() -> Iterator[tuple[str, RolloutResult]]:
     """Yield graded rollouts of every kind, each with its description."""
-    patch = Patch(b"diff --git a/x b/x\n", "0" * 64, ("x",), ())
-    base = RolloutResult(Outcome(OutcomeCode.POLICY_FINISHED, Stage.END), SUMMARY, patch, SOLVED)
+    base = graded(DIFF)
     yield "solved", base
     yield "unsolved", replace(base, verdict=UNSOLVED)
     part = replace(UNSOLVED, fail_to_pass_passed=1, rewards=(("reward", 0.5),))
@@ -63,8 +76,8 @@ def make_results() -> Iterator[tuple[str, RolloutResult]]:
     yield "tampered", replace(base, verdict=replace(UNSOLVED, tampered="the tests were edited"))
     yield "without tests", replace(base, verdict=replace(UNSOLVED, fail_to_pass_total=0))
     yield "without a turn", replace(base, summary=SessionSummary())
-    yield "without a patch", replace(base, patch=Patch(b"", "", (), ()), verdict=UNSOLVED)
-    yield "with a binary patch", replace(base, patch=replace(patch, diff=b"\xff\x00" * 999))
+    yield "without a patch", graded(solved=False)
+    yield "with a binary patch", replace(base, patch=replace(base.patch, diff=b"\xff\x00" * 999))
     for number, text in enumerate(HOSTILE_TEXTS):
         yield f"text {number}", replace(base, summary=replace(SUMMARY, final_message=text))
 
@@ -89,7 +102,8 @@ class RewardConformance(PluginTests):
         results = dict(make_results())
         if not self.solved_pays_more:
             pytest.skip("its author says that it need not")
-        assert self._pay(results["solved"]) > self._pay(results["unsolved"])
+        solved, unsolved = (self._pay(results[kind]) for kind in ("solved", "unsolved"))
+        assert solved > unsolved, f"solved pays {solved:g}, unsolved {unsolved:g}"
 
     @functools.cached_property
     def _reward(self) -> ComputeReward:

@@ -286,7 +286,7 @@ async def test_too_many_failures_in_a_row_end_the_job(tmp_path: Path, model: Pat
     async with running_job(tmp_path / "run", model, "rollout.breaker=2") as job:
         await job.roll_out(1)
         job.engine.always = None
-        with pytest.raises(BreakerOpen, match="2 rollouts in a row"):
+        with pytest.raises(BreakerOpen, match="2 attempts in a row"):
             await job.roll_out(2)
 
 

@@ -35,6 +35,8 @@ def odd(number, *, json: float = 1.0, copy: float = 1.0, _scale: float = 1.0):
     return json * copy * _scale * number
 def open(number, *, weight: float = 1.0, **more): return number * weight * more.get("scale", 1)
 
+def untyped(number, *, rate=1.0): return number * rate
+def without_star(number, weight=1.0): return number * weight
 def without(): return 1
 class Fewer:
     def __call__(self): return 1
@@ -91,9 +93,11 @@ async def test_a_model_of_pydantic_is_made_of_its_fields_and_may_be_async(file: 
         (
             "function",
             {"bonus": 1},
-            "reward.options.bonus is no option of {target}: (it has weight)",
+            "reward.options.bonus is no option of {target} (it has weight)",
         ),
         ("function", {"weigth": 1}, "did you mean weight?"),
+        ("untyped", {"rate": "x"}, "reward.options.rate=x: input should be a valid number"),
+        ("without_star", {"weight": 1}, "(it has none; options of a function stand after a `*`: "),
         ("functoin", {}, "has no functoin: did you mean function?"),
         ("NUMBER", {}, "is neither a class nor a function, but of type int"),
         ("Bad", {}, "cannot be imported: RuntimeError: no licence"),
