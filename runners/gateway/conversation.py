@@ -26,6 +26,8 @@ PieceKind = Literal["text", "thinking", "tool_call", "tool_result"]
 StopReason = Literal["end_turn", "tool_use", "max_tokens", "stop_sequence"]
 RequestClass = Literal["main", "subagent", "compaction", "side"]
 
+CONTENT_BYTES = 16
+"""Length of a piece's digest without its id."""
 SYSTEM_PROMPT = -1
 """Message index of the system prompt, which stands outside the messages."""
 
@@ -55,14 +57,19 @@ class Piece:
         return not self.text and self.kind in ("text", "thinking")
 
     def digest(self) -> bytes:
-        """Return 16 bytes that are the same whatever message the piece is in."""
+        """Return ``CONTENT_BYTES`` that are the same whatever message the piece is in, and whatever
+        the id of a call is, which 8 more bytes stand for.
+        """
         if self.key:
             return self.key
-        head = f"{self.role}\0{self.kind}\0{self.tool_id}\0{self.name}\0{self.is_error:d}\0"
+        head = f"{self.role}\0{self.kind}\0{self.name}\0{self.is_error:d}\0"
         whole = (head + self.text).encode()
         if self.arguments:
             whole += _canonical(self.arguments)
-        return blake2b(whole, digest_size=16).digest()
+        content = blake2b(whole, digest_size=CONTENT_BYTES).digest()
+        if not self.tool_id:
+            return content
+        return content + blake2b(self.tool_id.encode(), digest_size=8).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +213,18 @@ class IssuedCall:
     """Unique; by it the turn is recognised when the client sends it back."""
     name: str
     arguments: dict[str, Any]
+
+
+def sent_pieces(text: str, calls: Iterable[IssuedCall]) -> tuple[Piece, ...]:
+    """Return the pieces of an answer as its client gets them, without thoughts."""
+    said = [Piece(0, "assistant", "text", text)] if text else []
+    return (
+        *said,
+        *(
+            Piece(0, "assistant", "tool_call", tool_id=c.id, name=c.name, arguments=c.arguments)
+            for c in calls
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import numpy as np
 
 from conf.errors import AgentrlError, ExitCode
 from runners.records.record import (
+    EDIT_BREAK,
     BranchKind,
     IdArray,
     LogprobArray,
@@ -51,6 +52,8 @@ class TurnNode:
     """Tokens from the root to the end of the output."""
     depth: int
     """Nodes from the root to this one, both counted."""
+    follows_edit: bool = False
+    """The agent program changed an answer before it."""
 
     def path(self) -> list[TurnNode]:
         """Return the nodes from the root to this one."""
@@ -112,12 +115,31 @@ class TurnGraph:
         """Return every chain from its root, in order of their first turns."""
         # a chain that is not the last of its thread and branch was replaced by a later one
         last = {(node.thread, node.branch): node.segment for node in self.nodes}
+        edited = self._find_edited()
         # a session of nothing but side requests was misread: what looks like one is its work
         only_aside = all(node.branch == "side" for node in self.nodes)
         return [
-            self._segment(leaf, last[leaf.thread, leaf.branch], only_aside)
+            self._segment(
+                leaf,
+                _kind(
+                    "main" if only_aside else leaf.branch,
+                    is_last=leaf.segment == last[leaf.thread, leaf.branch],
+                    is_edited=leaf.segment in edited,
+                ),
+            )
             for leaf in self._leaves.values()
         ]
+
+    def _find_edited(self) -> set[int]:
+        """Return the chains that the agent program left by changing an answer."""
+        edited: set[int] = set()
+        latest: dict[tuple[str, BranchKind], int] = {}
+        for node in self.nodes:
+            place = node.thread, node.branch
+            if node.follows_edit and place in latest:
+                edited.add(latest[place])
+            latest[place] = node.segment
+        return edited
 
     def _make_node(self, turn: Turn) -> TurnNode:
         here = f"turn {turn.index} of session {turn.session_id}"
@@ -157,9 +179,10 @@ class TurnGraph:
             output_versions=turn.output_versions,
             length=held + len(turn.prompt_new) + len(turn.output_ids),
             depth=1 if parent is None else parent.depth + 1,
+            follows_edit=(turn.break_reason or "").partition(":")[0] == EDIT_BREAK,
         )
 
-    def _segment(self, leaf: TurnNode, last: int, only_aside: bool) -> Segment:
+    def _segment(self, leaf: TurnNode, kind: SegmentKind) -> Segment:
         path = leaf.path()
         own = [node for node in path if node.segment == leaf.segment]
         loss_mask = np.zeros(leaf.length, np.bool_)
@@ -173,7 +196,7 @@ class TurnGraph:
         return Segment(
             session_id=self._session_id or "",
             index=leaf.segment,
-            kind=_kind("main" if only_aside else leaf.branch, is_last=leaf.segment == last),
+            kind=kind,
             thread=leaf.thread,
             parent_thread=leaf.parent_thread,
             tokens=leaf.tokens(),
@@ -185,11 +208,11 @@ class TurnGraph:
         )
 
 
-def _kind(branch: BranchKind, *, is_last: bool) -> SegmentKind:
+def _kind(branch: BranchKind, *, is_last: bool, is_edited: bool) -> SegmentKind:
     if branch in ("compaction", "side"):
         return branch
     if not is_last:
-        return "wipe"
+        return "edit" if is_edited else "wipe"
     return "final" if branch == "main" else "subagent"
 
 

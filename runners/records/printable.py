@@ -12,6 +12,9 @@ _CONTROLS = re.compile(
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"  # Bidi_Control: text would read otherwise
 )
 
+SHOWN_BEFORE = 60
+"""Characters before the first difference of two texts that are shown."""
+
 
 def make_printable(text: str) -> str:
     """Return ``text`` with U+FFFD in place of control characters; line ends and tabs stay."""
@@ -23,6 +26,18 @@ def make_line(text: str, limit: int) -> str:
     could pass for several.
     """
     return make_printable(shorten(" ".join(text[: 2 * limit].split()), limit))
+
+
+def cut_excerpts(before: str, after: str, limit: int) -> tuple[str, str]:
+    """Return at most ``limit`` characters of each text, from just before the first difference.
+
+    >>> cut_excerpts("rm -rf /", "rm -i /", 20)
+    ('rm -rf /', 'rm -i /')
+    """
+    pairs = enumerate(zip(before, after, strict=False))
+    at = next((n for n, (b, a) in pairs if b != a), min(len(before), len(after)))
+    start = max(0, at - SHOWN_BEFORE)
+    return before[start : start + limit], after[start : start + limit]
 
 
 def shorten(text: str, limit: int) -> str:

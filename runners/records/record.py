@@ -31,10 +31,13 @@ BranchKind = Literal["main", "subagent", "compaction", "side"]
 """Purpose of a turn: the task itself, a sub-agent's part of it, the summary that replaces a
 history, or a side request (a title, a topic, a probe).
 """
-SegmentKind = Literal["final", "wipe", "subagent", "compaction", "side"]
+SegmentKind = Literal["final", "wipe", "edit", "subagent", "compaction", "side"]
 """``final``: the last chain of the main thread; ``subagent``: of another thread; ``wipe``: a chain
-whose history was replaced; ``compaction`` and ``side``: as the branch.
+whose history was replaced; ``edit``: one that the agent program left by changing an answer of the
+policy; ``compaction`` and ``side``: as the branch.
 """
+EDIT_BREAK = "edit"
+"""Beginning of ``Turn.break_reason``, before the colon, if the agent program changed an answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from runners.gateway.conversation import (
     Piece,
     RequestAttribution,
     TurnRequest,
+    sent_pieces,
 )
 from runners.gateway.texts.text_work import TextWork
 from runners.gateway.texts.texts import Texts
@@ -46,6 +47,8 @@ class PlacingGateway:
     turns: list[Turn] = field(default_factory=list)
     prompts: list[list[int]] = field(default_factory=list)
     places: list[Placement] = field(default_factory=list)
+    last: TurnRequest = field(init=False)
+    """The request that was answered last, not counting retries."""
 
     def __post_init__(self) -> None:
         texts = Texts(TextWork(self.tokenizer, self.renderer), make_limits())
@@ -60,7 +63,7 @@ class PlacingGateway:
         place = run_at_once(self.branches.find_placement(asked))
         body = text + "".join(f"<tool_call>{call.id}</tool_call>" for call in calls)
         output = np.array(self.tokenizer.encode(body + "<|im_end|>"), np.int32)
-        kept = place.parent.node.length if place.parent else 0
+        kept, left = place.parent.node.length if place.parent else 0, place.history_break
         turn = Turn(
             session_id="s", index=len(self.turns), thread=place.thread,
             parent_thread=place.name.parent_thread, branch=place.branch,
@@ -69,15 +72,17 @@ class PlacingGateway:
             prompt_new=np.array(place.prompt[kept:], np.int32), output_ids=output,
             output_logprobs=np.full(len(output), -0.5, np.float32), weight_version=0,
             finish_reason="stop",
-            break_reason=place.history_break.reason if place.history_break else None,
+            break_reason=f"{left.kind}: {left.reason}" if left else None,
             malformed_calls=0, request={}, reply={}, usage={}, started_at=0.0, engine_s=0.0,
             total_s=0.0,
         )  # fmt: skip
         answer = Answer("", text, calls, 0, "end_turn", None, {})
-        self.branches.add_turn(turn, place, asked, answer, {"turn": turn.index})
+        sent = sent_pieces(text, calls)
+        self.branches.add_turn(turn, place, asked, answer, {"turn": turn.index}, sent)
         self.turns.append(turn)
         self.prompts.append(place.prompt.tolist())
         self.places.append(place)
+        self.last = request
         return turn.index
 
     def check(self) -> None:
@@ -105,7 +110,7 @@ def user(text: str, message: int = 0) -> Piece:
 
 
 def call_of(call: IssuedCall, message: int) -> Piece:
-    return Piece(message, "assistant", "tool_call", tool_id=call.id, name=call.name)
+    return Piece(message, "assistant", "tool_call", "", call.id, call.name, call.arguments)
 
 
 def result_of(call: IssuedCall, message: int, text: str = "ok") -> Piece:

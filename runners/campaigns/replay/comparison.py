@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from runners.campaigns.replay.recorded_engine import UnansweredPrompt, rebuild_prompts
 from runners.records.prefix import common_prefix_length
+from runners.records.printable import cut_excerpts
 from runners.records.record import BranchKind, IdArray, Turn
 from runners.records.tokenizer import Tokenizer
 
@@ -38,8 +39,8 @@ DRAWN_TEXTS = (
 )
 """Patterns of what agent programs and test runners draw or measure anew each time."""
 _DRAWN = re.compile("|".join(DRAWN_TEXTS))
-SHOWN_BEFORE, SHOWN = 60, 400
-"""Characters shown before the first that differs, and in all."""
+SHOWN = 400
+"""Characters shown of a text that differs."""
 SHOWN_TOKENS = 60
 
 
@@ -169,10 +170,10 @@ def _find_changes(old: Turn, new: Turn) -> Iterator[_Finding]:
         before, after = _mask_drawn(was, *today), _mask_drawn(now, *today)
         if before != after:
             role = (now or was)["role"]
-            yield _Finding("message", number, role, *_cut_excerpts(before, after))
+            yield _Finding("message", number, role, *cut_excerpts(before, after, SHOWN))
     tools = [json.dumps(turn.request.get("tools", [])) for turn in (old, new)]
     if tools[0] != tools[1]:
-        yield _Finding("tools", None, None, *_cut_excerpts(*tools))
+        yield _Finding("tools", None, None, *cut_excerpts(tools[0], tools[1], SHOWN))
     limits = [_format_limits(turn.request) for turn in (old, new)]
     if limits[0] != limits[1]:
         yield _Finding("limits", None, None, *limits)
@@ -223,11 +224,3 @@ def _day(turn: Turn) -> str:
 
 def _format_limits(request: Mapping[str, Any]) -> str:
     return json.dumps({key: request.get(key) for key in ("model", "max_tokens", "stop")})
-
-
-def _cut_excerpts(before: str, after: str) -> tuple[str, str]:
-    """Return both texts from a little before the first character that differs."""
-    pairs = enumerate(zip(before, after, strict=False))
-    at = next((n for n, (b, a) in pairs if b != a), min(len(before), len(after)))
-    start = max(0, at - SHOWN_BEFORE)
-    return before[start : start + SHOWN], after[start : start + SHOWN]

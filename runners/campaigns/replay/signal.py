@@ -21,7 +21,9 @@ class SignalChange:
     moved: Mapping[str, int]
     """Turns whose branch is another one now, by ``main → side`` and the like."""
     chains: Mapping[str, tuple[int, int]]
-    """Numbers of chains by kind, recorded and replayed: more of kind ``wipe`` are more breaks."""
+    """Numbers of chains by kind, recorded and replayed: more of kind ``wipe`` or ``edit`` are more
+    breaks.
+    """
 
     @property
     def lost(self) -> int:

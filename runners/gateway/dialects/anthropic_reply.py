@@ -8,12 +8,12 @@ content is framed only when the turn is durable.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 
-from runners.gateway.conversation import Answer, TurnRequest
+from runners.gateway.conversation import Answer, IssuedCall, TurnRequest
 from runners.gateway.dialects.sse import frame_event
 from runners.gateway.refusal import Refused
 
@@ -45,6 +45,11 @@ def build_response(answer: Answer, request: TurnRequest, message_id: str) -> dic
         "stop_sequence": answer.stop_sequence,
         "usage": _usage(answer.usage),
     }
+
+
+def sent_calls(answer: Answer) -> Sequence[IssuedCall]:
+    """See ``ResponseBuilder.sent_calls``."""
+    return answer.calls
 
 
 def _head(request: TurnRequest, message_id: str) -> dict[str, str]:

@@ -7,13 +7,13 @@ streams) is in the ``ParsedRequest``, so a dialect keeps no state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from pydantic import TypeAdapter
 
-from runners.gateway.conversation import Answer, Piece, TurnRequest
+from runners.gateway.conversation import Answer, IssuedCall, Piece, TurnRequest
 from runners.gateway.dialects.append_only_list import AppendOnlyList
 from runners.gateway.dialects.body import RequestBody, parse_body
 from runners.gateway.refusal import Refused
@@ -49,6 +49,10 @@ class ResponseBuilder(Protocol):
         self, answer: Answer, request: TurnRequest, message_id: str
     ) -> dict[str, Any]:
         """Return the body that answers a request."""
+        ...
+
+    def sent_calls(self, answer: Answer) -> Sequence[IssuedCall]:
+        """Return the calls of an answer as they come back if their client changes nothing."""
         ...
 
     def open_stream(self, request: TurnRequest, message_id: str, prompt_tokens: int) -> bytes:

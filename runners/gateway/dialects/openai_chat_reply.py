@@ -6,11 +6,11 @@ durable, then ``[DONE]``; or an error chunk in place of the missing chunks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runners.gateway.conversation import Answer, StopReason, TurnRequest
+from runners.gateway.conversation import Answer, IssuedCall, StopReason, TurnRequest
 from runners.gateway.dialects import openai
 from runners.gateway.dialects.sse import COMMENT_PING, frame_data
 from runners.gateway.refusal import Refused
@@ -72,6 +72,10 @@ class ChatReply:
                 "prompt_tokens_details": {"cached_tokens": usage["cached_tokens"]},
             },
         }
+
+    def sent_calls(self, answer: Answer) -> Sequence[IssuedCall]:
+        """See ``ResponseBuilder.sent_calls``."""
+        return answer.calls
 
     def open_stream(self, request: TurnRequest, message_id: str, prompt_tokens: int) -> bytes:
         """Frame the chunk with the role."""

@@ -8,13 +8,13 @@ and the like are not echoed: a body is kept for every chain, to answer retries.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runners.gateway.conversation import Answer, TurnRequest
+from runners.gateway.conversation import Answer, IssuedCall, TurnRequest
 from runners.gateway.dialects import openai
-from runners.gateway.dialects.openai_tools import PolicyTool, to_call_item
+from runners.gateway.dialects.openai_tools import PolicyTool, to_call_item, to_sent_call
 from runners.gateway.dialects.sse import COMMENT_PING, frame_event
 from runners.gateway.refusal import Refused
 
@@ -59,6 +59,10 @@ class ResponsesReply:
             "output": output,
             "usage": _usage(answer.usage),
         }
+
+    def sent_calls(self, answer: Answer) -> Sequence[IssuedCall]:
+        """See ``ResponseBuilder.sent_calls``: tools of one string get that string only."""
+        return [to_sent_call(call, self.tools) for call in answer.calls]
 
     def open_stream(self, request: TurnRequest, message_id: str, prompt_tokens: int) -> bytes:
         """Frame the two opening events, each with the response without its output."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Tag
@@ -182,6 +182,15 @@ def to_call_item(call: IssuedCall, tools: Mapping[str, PolicyTool]) -> dict[str,
         "call_id": call.id,
         **content,
     }
+
+
+def to_sent_call(call: IssuedCall, tools: Mapping[str, PolicyTool]) -> IssuedCall:
+    """Return the call that ``to_call_item`` becomes when it is read again."""
+    tool = tools.get(call.name)
+    if tool is None or tool.kind == "function":
+        return call
+    name = FREEFORM_INPUT if tool.kind == "custom" else SHELL_COMMAND
+    return replace(call, arguments={name: _one_string(call.arguments, name)})
 
 
 def _one_string(arguments: dict[str, Any], name: str) -> str:

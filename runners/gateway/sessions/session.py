@@ -25,10 +25,12 @@ from runners.engines.contract import Conversation, EngineError, Generation, Samp
 from runners.engines.resilient import ResilientEngine
 from runners.gateway.conversation import (
     Answer,
+    Piece,
     TurnRequest,
     group_messages,
     read_answer,
     read_reply,
+    sent_pieces,
 )
 from runners.gateway.dialects.contract import ParsedRequest, ResponseBuilder
 from runners.gateway.monitoring.counts import GatewayCounts
@@ -346,14 +348,15 @@ class Session:
         # the turn is durable.
         async with self._storing:
             total_s = time.perf_counter() - arrived
-            record = self._make_record(request, place, generation, answer, started_at, total_s)
+            record = self._make_record(place, generation, answer, started_at, total_s)
             routing = self._capture_routing(record, place.prompt, generation)
             # Durable before answered: whoever waits gets ``response`` only after this. If it
             # fails, the branches do not have the turn either, and the client gets an error.
             await self._services.turn_log.add_turn(
                 record, routing, partial(self._record_wire, sent, response)
             )
-            self._add_turn(record, place, prepared, answer, response)
+            pieces = sent_pieces(answer.text, builder.sent_calls(answer))
+            self._add_turn(record, place, prepared, answer, response, pieces)
             if self._seeds and seed:
                 self._seeds.add_turn(seed)
             self.counters.retokenization_mismatches += not retokenizes
@@ -368,7 +371,6 @@ class Session:
 
     def _make_record(
         self,
-        request: TurnRequest,
         place: Placement,
         generation: Generation,
         answer: Answer,
@@ -376,7 +378,6 @@ class Session:
         total_s: float,
     ) -> Turn:
         return make_turn(
-            request,
             place,
             generation,
             answer,
@@ -474,13 +475,14 @@ class Session:
         prepared: PreparedRequest,
         answer: Answer,
         response: dict[str, Any],
+        sent: tuple[Piece, ...],
     ) -> None:
         """Add a durable turn to the branches and the counters."""
         counters = self.counters
         self._services.counts.add_turn(turn)
         self._stored_bytes += count_added(prepared.request, place)
         counters.branches[turn.branch] += turn.segment == self._branches.graph.chains
-        self._branches.add_turn(turn, place, prepared, answer, response)
+        self._branches.add_turn(turn, place, prepared, answer, response, sent)
         counters.ambiguous += place.name.ambiguous
         self._turns_of[prepared.request.attribution.thread] += 1
         counters.turns += 1
@@ -490,5 +492,7 @@ class Session:
         counters.tools_changed += place.tools_changed
         counters.compactions_missed += self._compactions.add_turn(turn)
         if place.history_break is not None:
-            broken = asdict(place.history_break) | place.difference
-            counters.breaks.append({"turn": turn.index, "thread": turn.thread, **broken})
+            left = place.history_break
+            broken = {"kind": left.kind, "reason": left.reason, "message": left.message}
+            where = {"turn": turn.index, "thread": turn.thread}
+            counters.breaks.append(where | broken | place.difference)

@@ -14,7 +14,6 @@ from runners.records.record import Turn
 
 
 def make_turn(
-    request: TurnRequest,
     place: Placement,
     generation: Generation,
     answer: Answer,
@@ -26,7 +25,7 @@ def make_turn(
     total_s: float,
 ) -> Turn:
     """Return the record of a turn; without ids if the engine has answered with a text."""
-    parent, history_break = place.parent, place.history_break
+    parent, history_break, request = place.parent, place.history_break, place.request
     kept = parent.node.length if parent else 0
     return Turn(
         session_id=session_id,

@@ -83,19 +83,49 @@ class TextWork:
         tools: list[dict[str, Any]],
     ) -> list[int] | str:
         """Return the ids that continue a turn, after ``path``: its prompt (``prompt_length`` ids)
-        and its sampled output; or the reason why there are none.
+        and its sampled output; or the reason why there are none. ``messages`` begin with an input;
+        turns of the assistant among them are rendered as the template renders a history.
 
         Checks that the new prompt begins with the path as it was, whatever the renderer returns:
         the first promise of docs/architecture.md.
         """
+        said = (at for at, message in enumerate(messages) if message["role"] == "assistant")
+        inputs = messages[: next(said, len(messages))]
         bridged = self._renderer.bridge_to_next_turn(
-            path[:prompt_length], path[prompt_length:], messages, tools=tools or None
+            path[:prompt_length], path[prompt_length:], inputs, tools=tools or None
         )
         if bridged is None:
             return "the renderer cannot continue after this output"
         if bridged.token_ids[: len(path)] != path:
             return "the renderer's continuation changes tokens already seen"
-        return bridged.token_ids[len(path) :]
+        added = bridged.token_ids[len(path) :]
+        return added if len(inputs) == len(messages) else self._go_on(added, inputs, messages)
+
+    def _go_on(
+        self, added: list[int], inputs: list[dict[str, Any]], messages: list[dict[str, Any]]
+    ) -> list[int] | str:
+        """Return the ids of ``messages`` after a turn, from those of the first of them, which are
+        inputs and end with the prompt of a reply.
+
+        Renderers do not continue a turn with an assistant's. So the rest is taken from a
+        conversation of these messages alone, if that begins with the very ids of its inputs.
+        """
+
+        def render(some: list[dict[str, Any]], *, with_prompt: bool) -> list[int]:
+            before = [{"role": "user", "content": "."}]
+            return self._renderer.render_ids(before + some, add_generation_prompt=with_prompt)
+
+        try:
+            short, prompted = (render(inputs, with_prompt=each) for each in (False, True))
+            whole = render(messages, with_prompt=True)
+        except ValueError as error:
+            return f"the model's template refuses the assistant's turns: {error}"
+        prompt = prompted[len(short) :]
+        if prompted[: len(short)] != short or whole[: len(short)] != short:
+            return "the template renders what comes before an assistant's turn by that turn"
+        if not prompt or added[-len(prompt) :] != prompt:
+            return "the renderer's prompt of a reply is not the template's"
+        return added[: -len(prompt)] + whole[len(short) :]
 
     def read_output(
         self, ids: list[int], tools: list[dict[str, Any]], prompt: list[int]

@@ -6,7 +6,7 @@ The bounds below keep each piece of work at once under 10 ms; a session does one
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -170,7 +170,8 @@ class Texts:
         if work is None:
             return NO_IDS
         messages = group_messages(request.pieces)
-        size = _size(request.pieces) + _size_of_tools(request)
+        values = (*request.tools, *(piece.arguments for piece in request.pieces))
+        size = _size(request.pieces) + _size_of_values(values)
         if self._pool is None or size <= SHORT_TEXT:
             ids = await self._at_once(session_id, lambda: work.render(messages, request.tools))
             return np.array(ids, np.int32)
@@ -197,8 +198,9 @@ class Texts:
         tail = path[start or 0 :]
         held = prompt_length - (start or 0)
         found: list[int] | str
+        size = _size(pieces) + _size_of_values(piece.arguments for piece in pieces)
         if self._pool is None or (
-            start is not None and _size(pieces) <= SHORT_TEXT and len(tail) <= SHORT_PATH
+            start is not None and size <= SHORT_TEXT and len(tail) <= SHORT_PATH
         ):
             found = await self._at_once(
                 session_id, lambda: work.extend(tail.tolist(), held, messages, request.tools)
@@ -295,10 +297,10 @@ def _size(pieces: Sequence[Piece]) -> int:
     return sum(len(piece.text) for piece in pieces) + len(pieces) * PIECE_CHARACTERS
 
 
-def _size_of_tools(request: TurnRequest) -> int:
+def _size_of_values(values: Iterable[Any]) -> int:
     """Return the characters of what is rendered beside the texts, as far as it is of interest."""
     size = 0
-    for value in (*request.tools, *(piece.arguments for piece in request.pieces)):
+    for value in values:
         size += count_characters(value, VALUE_CHARACTERS)
         if size > SHORT_TEXT:
             break

@@ -9,16 +9,19 @@ which writes some of it, cannot move its own turns to another branch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from runners.gateway.conversation import SYSTEM_PROMPT, Answer, TurnRequest
+from runners.gateway.conversation import SYSTEM_PROMPT, Answer, Piece, TurnRequest
 from runners.gateway.tree.dispatches import CALL_THREAD, Dispatch, Dispatches
 from runners.gateway.tree.prefix_matching import AssistantPart, InputPart, PreparedRequest
 from runners.gateway.tree.recognition import asks_for_summary, is_aside, sums_up
 from runners.records.graph import TurnNode
 from runners.records.record import MAIN_THREAD, BranchKind
 
+MAX_REWRITTEN = 4096
+"""Rewritten ids that are known, the latest."""
 Evidence = Literal["own calls", "handoff", "summary", "dispatch"]
 """Sign that a new conversation is not a program's own: its history has calls of the session (or the
 task of a sub-agent that is at work), the last of which may hand it over to another agent; it
@@ -63,6 +66,8 @@ class BranchNames:
         """Threads whose last turn is a summary, the latest one last."""
         self._issuers: dict[str, str] = {}
         """Threads by the ids of their calls."""
+        self._rewritten: dict[str, str] = {}
+        """Ids that were issued, by what the program has made of them; the latest last."""
         self._said: set[int] = set()
         """Hashes of the texts that were sampled."""
         self._dispatches = Dispatches()
@@ -89,20 +94,30 @@ class BranchNames:
         """Return whether a thread is that of a sub-agent whose report has come back."""
         return self._dispatches.has_ended(thread)
 
+    def has_issued(self, call_id: str) -> bool:
+        """Return whether an id is that of a call of the session's work."""
+        return call_id in self._issuers
+
+    def add_rewritten_ids(self, ids: Mapping[str, str]) -> None:
+        """Add ids that a program has rewritten, with those that were issued."""
+        self._rewritten |= ids
+        while len(self._rewritten) > MAX_REWRITTEN:
+            del self._rewritten[next(iter(self._rewritten))]
+
     def add_turn(
         self,
         node: TurnNode,
         name: BranchName,
         prepared: PreparedRequest,
-        first_new_piece: int,
+        new_pieces: Sequence[Piece],
         answer: Answer,
     ) -> None:
-        """Add a turn with this name; ``first_new_piece`` is the first one that its parent lacks."""
+        """Add a turn with this name; ``new_pieces`` are those that its parent lacks."""
         request, thread = prepared.request, node.thread
         if answer.text:
             self._said.add(hash(answer.text.strip()))
         self._threads[thread] = node.parent_thread
-        self._dispatches.remove_answered(request.pieces[first_new_piece:])
+        self._dispatches.remove_answered(new_pieces)
         if node.branch == "side":
             return
         if request.tools:
@@ -162,7 +177,8 @@ class BranchNames:
         for each in reversed(prepared.parts):
             if isinstance(each.part, AssistantPart):
                 for call_id in reversed(each.part.tool_ids):
-                    issuer = self._issuers.get(call_id)
+                    issued = self._rewritten.get(call_id, call_id)
+                    issuer = self._issuers.get(issued)
                     if issuer is not None and _is_unnamed(issuer):
                         return issuer
         return None

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from runners.gateway.conversation import SYSTEM_PROMPT, Answer, TurnRequest
+from runners.gateway.conversation import SYSTEM_PROMPT, Answer, Piece, TurnRequest
 from runners.gateway.texts.texts import Texts
 from runners.gateway.tree.branch_names import BranchName, BranchNames
 from runners.gateway.tree.dispatches import CALL_THREAD
@@ -27,6 +27,7 @@ from runners.gateway.tree.prefix_matching import (
     PrefixMatch,
     PreparedRequest,
     RequestPart,
+    answer_part,
 )
 from runners.gateway.tree.recognition import begins_with_summary
 from runners.records.graph import TurnGraph, TurnNode
@@ -85,10 +86,16 @@ class Placement:
     name: BranchName
     history_break: HistoryBreak | None
     """Set if some of the thread's history is left behind."""
-    tools_changed: bool = False
+    tools_changed: bool
     """Its tools differ from those of the turn that it continues."""
+    request: TurnRequest
+    """The request, with the ids that were issued where the program has rewritten them in what is
+    new.
+    """
     difference: dict[str, Any] = field(default_factory=dict)
-    """The first token that differs from what is left behind: ``token``, ``before``, ``after``."""
+    """The first token that differs from what is left behind, and the texts there: ``token``,
+    ``before``, ``after``; of an edit those of the turn.
+    """
 
     @property
     def thread(self) -> str:
@@ -111,6 +118,8 @@ class _Continuation:
     history_break: HistoryBreak | None
     tip: PathNode | None
     """The end of the path that the request was compared with."""
+    request: TurnRequest | None = None
+    """See ``Placement.request``; None if it is as it came."""
 
 
 class Branches:
@@ -157,7 +166,7 @@ class Branches:
             origin = self._names.find_name(prepared, None).parent_thread or MAIN_THREAD
             forked = [tip for tip in reversed(self._tips) if tip.node.thread == origin]
             found = await self._find_continuation(forked, prepared)
-            found = _Continuation(found.parent, found.first_new_piece, found.prompt, None, None)
+            found = replace(found, history_break=None, tip=None)
         name = self._names.find_name(prepared, found.parent.node if found.parent else None)
         prompt = found.prompt
         if prompt is None:
@@ -169,9 +178,10 @@ class Branches:
             prompt=prompt,
             name=name,
             history_break=history_break,
+            request=found.request or request,
             tools_changed=found.parent is not None and found.parent.tools != request.tools,
-            difference=self._first_difference(tip, prompt)
-            if history_break and tip and self._texts.has_ids
+            difference=self._find_difference(history_break, tip, prompt)
+            if history_break and tip
             else {},
         )
 
@@ -189,29 +199,24 @@ class Branches:
         prepared: PreparedRequest,
         answer: Answer,
         response: dict[str, Any],
+        sent: tuple[Piece, ...],
     ) -> None:
-        """Add a durable turn: the request, its answer, and the body that was made of the answer."""
-        first = bisect_left(
-            prepared.parts, place.first_new_piece, key=lambda part: part.first_piece
-        )
+        """Add a durable turn: the request, its answer, the body that was made of the answer, and
+        the pieces of that (``sent_pieces``).
+        """
+        first = bisect_left(prepared.parts, place.first_new_piece, key=_first_piece)
         new = [part.part for part in prepared.parts[first:]]
-        answer_part = AssistantPart(
-            tuple(call.id for call in answer.calls),
-            may_vanish=not answer.calls and not answer.text.strip(),
-        )
         parent = place.parent
-        added = PathNode(
-            node=self.graph.add(turn),
-            parts=(*new, answer_part),
-            tools=prepared.request.tools if parent is None or place.tools_changed else parent.tools,
-        )
+        tools = prepared.request.tools if parent is None or place.tools_changed else parent.tools
+        added = PathNode(self.graph.add(turn), (*new, answer_part(sent, tools)), tools)
         self._nodes.append(added)
         self._keep_path(added, place, turn.output_ids)
         self.pieces += len(added.parts)
         if parent is not None and parent in self._tips and _same_line(parent.node, place):
             del self._tips[parent]
         self._tips[added] = TipState(prepared.fingerprint, response)
-        self._names.add_turn(added.node, place.name, prepared, place.first_new_piece, answer)
+        new_pieces = place.request.pieces[place.first_new_piece :]
+        self._names.add_turn(added.node, place.name, prepared, new_pieces, answer)
         if len(self._tips) > MAX_TIPS:
             del self._tips[next(iter(self._tips))]
 
@@ -221,24 +226,26 @@ class Branches:
         self, tips: Sequence[PathNode], prepared: PreparedRequest
     ) -> _Continuation:
         """Return the deepest turn that a request repeats; the first of ``tips`` wins a tie."""
-        request = prepared.request
-        matcher = PathMatcher(prepared)
+        matcher = PathMatcher(prepared, self._names.has_issued)
         best: tuple[PathNode, PrefixMatch] | None = None
         for tip in tips:
             match = matcher.match(tip.node, self._parts_of)
-            if best is None or match.depth > best[1].depth or match.mismatch is None:
+            if best is None or match.rank > best[1].rank:
                 best = tip, match
-            if match.mismatch is None:
+            if match.mismatch is None and not match.changed:
                 break
         if best is None:
             return _Continuation(None, 0, None, None, None)
+        self._names.add_rewritten_ids(matcher.rewritten_ids)
         tip, match = best
         mismatch = match.mismatch
         if match.next_part is not None:
             parent = self._nodes[tip.node.ancestor(match.depth).index]
-            prompt = await self._bridge(parent, request, match.next_part)
+            first = match.next_part.first_piece
+            request = self._restore_ids(prepared, parent, first)
+            prompt = await self._bridge(parent, request, first)
             if not isinstance(prompt, HistoryBreak):
-                return _Continuation(parent, match.next_part.first_piece, prompt, mismatch, tip)
+                return _Continuation(parent, first, prompt, mismatch, tip, request)
             mismatch = mismatch or prompt
         return _Continuation(None, 0, None, mismatch, tip)
 
@@ -246,16 +253,51 @@ class Branches:
         return self._nodes[node.index].parts
 
     async def _bridge(
-        self, parent: PathNode, request: TurnRequest, next_part: RequestPart
+        self, parent: PathNode, request: TurnRequest, first_new_piece: int
     ) -> IdArray | HistoryBreak:
         """Return the prompt that continues a turn token by token, or why there is none."""
         memory, path = self._paths.get(parent) or (GrowingIds(), parent.node.tokens())
         added = await self._texts.extend(
-            self._session_id, path, parent.prompt_length, request, next_part.first_piece
+            self._session_id, path, parent.prompt_length, request, first_new_piece
         )
         if isinstance(added, str):
             return HistoryBreak("renderer", added)
         return memory.append(path, added)
+
+    def _restore_ids(self, prepared: PreparedRequest, parent: PathNode, first: int) -> TurnRequest:
+        """Return the request with the ids that were issued in those of its pieces that are new."""
+        request, own = prepared.request, 0
+        """Calls among the new pieces, which keep their ids."""
+        wanted: dict[int, int] = {}
+        """Places of results, and how many calls before the new pieces theirs were made."""
+        for each in prepared.parts[bisect_left(prepared.parts, first, key=_first_piece) :]:
+            if isinstance(each.part, AssistantPart):
+                own += len(each.part.tool_ids)
+            elif isinstance(each.part.call, int) and each.part.call > own:
+                wanted[each.first_piece] = each.part.call - own
+        if not wanted:
+            return request
+        issued = self._latest_ids(parent, max(wanted.values()))
+        pieces = request.pieces
+        changed = {
+            at: replace(pieces[at], tool_id=issued[ago - 1])
+            for at, ago in wanted.items()
+            if ago <= len(issued) and pieces[at].tool_id != issued[ago - 1]
+        }
+        if not changed:
+            return request
+        return replace(request, pieces=[changed.get(at, each) for at, each in enumerate(pieces)])
+
+    def _latest_ids(self, parent: PathNode, number: int) -> list[str]:
+        """Return the ids of the last calls on the path of a turn, the latest first."""
+        ids: list[str] = []
+        node: TurnNode | None = parent.node
+        while node is not None and len(ids) < number:
+            for part in reversed(self._parts_of(node)):
+                if isinstance(part, AssistantPart):
+                    ids += reversed(part.tool_ids)
+            node = node.parent
+        return ids
 
     def _keep_path(self, added: PathNode, place: Placement, output_ids: IdArray) -> None:
         parent = place.parent
@@ -281,10 +323,12 @@ class Branches:
             if not own:
                 return None, None
             tip = own[0]
-            matcher = PathMatcher(prepared)
+            matcher = PathMatcher(prepared, self._names.has_issued)
             broken = matcher.match(tip.node, self._parts_of).mismatch or broken
         request = prepared.request
-        is_stated = request.attribution.compacted or begins_with_summary(request)
+        # what comes after a summary begins with it, however it goes on
+        is_new = broken.kind != "edit" and begins_with_summary(request)
+        is_stated = request.attribution.compacted or is_new
         if is_stated or name.evidence == "summary" or self._names.has_summary(name.thread):
             return HistoryBreak("compaction", "a summary replaced the history", broken.message), tip
         if name.evidence == "handoff" and broken.message == SYSTEM_PROMPT:
@@ -292,14 +336,25 @@ class Branches:
             return HistoryBreak("handoff", reason, broken.message), tip
         return broken, tip
 
-    def _first_difference(self, tip: PathNode, prompt: IdArray) -> dict[str, Any]:
+    def _find_difference(
+        self, history_break: HistoryBreak, tip: PathNode, prompt: IdArray
+    ) -> dict[str, Any]:
+        texts: dict[str, Any] = {}
+        if history_break.kind == "edit":
+            texts = {"before": history_break.before, "after": history_break.after}
+        if not self._texts.has_ids:
+            return texts
         before = tip.node.tokens()
         at = common_prefix_length(before, prompt)
 
         def text(ids: np.ndarray) -> str:
             return self._texts.decode(ids[at : at + EXCERPT_TOKENS].tolist())
 
-        return {"token": at, "before": text(before), "after": text(prompt)}
+        return {"token": at, "before": text(before), "after": text(prompt)} | texts
+
+
+def _first_piece(part: RequestPart) -> int:
+    return part.first_piece
 
 
 def _may_continue(tip: PathNode, thread: str) -> bool:

@@ -1,19 +1,23 @@
 """Prefix matching: how far a request repeats the history that the gateway knows.
 
-An assistant turn is recognised by its place and by the ids of its tool calls, never by its text:
-clients drop thoughts, reorder keys and reformat, and the tokens that the policy sampled stay as
-they were sampled. Everything else must come back unchanged.
+An assistant turn is recognised by its place and by the rule for echoes (``echoes.py``): clients
+drop thoughts, reorder keys and reformat, and the tokens that the policy sampled stay as they were
+sampled; what a program changes beyond that is another turn. Everything else must come back
+unchanged. Ids of calls are labels: a program may rewrite those that the session issued, but never
+give one of them to another call, and a result belongs to its call whatever the id is.
 """
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Literal
+from typing import Any, Literal
 
 from runners.gateway.conversation import (
+    CONTENT_BYTES,
     SYSTEM_PROMPT,
     Piece,
     TurnRequest,
@@ -21,7 +25,18 @@ from runners.gateway.conversation import (
     hash_keys,
 )
 from runners.gateway.dialects.append_only_list import AppendOnlyList
+from runners.gateway.tree.echoes import SAME, Echo, compare_echo, is_blank
 from runners.records.graph import TurnNode
+from runners.records.printable import cut_excerpts
+
+MAX_ECHOES = 64
+"""Ways in which one turn has come back that are kept: a program could make any number of them."""
+MAX_CALLS_AGO = 1024
+"""Calls before a result among which its own is searched."""
+BLANK = b"blank"
+"""Key of a turn that has neither text nor calls."""
+EXCERPT = 160
+"""Characters of a changed turn that its break shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +44,53 @@ class InputPart:
     """A piece that came from outside; it must come back unchanged."""
 
     key: bytes
-    """``Piece.digest()``."""
+    """``Piece.digest()``, without the id."""
+    call: int | str | None = None
+    """Of a result: how many calls ago its call was made, 1 for the last one; its id if there is no
+    such call.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class AssistantPart:
-    """An uninterrupted run of assistant pieces; it must come back at its place, with its calls."""
+    """An uninterrupted run of assistant pieces, sampled or from elsewhere."""
 
+    pieces: tuple[Piece, ...]
     tool_ids: tuple[str, ...]
-    may_vanish: bool = False
-    """It has neither text nor calls: clients leave such a turn out."""
+    """Of its calls."""
+    tools: list[dict[str, Any]] = field(compare=False, repr=False)
+    """Of the request that sampled it, or brought it first."""
+    key: bytes = field(default=b"", compare=False)
+    """Digests of its pieces but for thoughts and ids; none of what was sampled, which is compared
+    when it first comes back.
+    """
+    echoes: dict[bytes, Echo] = field(default_factory=dict, compare=False, repr=False)
+    """The ways in which it has come back, by key: each is compared once."""
+
+    @property
+    def may_vanish(self) -> bool:
+        """True if it has neither text nor calls: clients leave such a turn out."""
+        return is_blank(self.pieces)
+
+    def find_echo(self, came: AssistantPart) -> Echo:
+        """Return the class of a turn that came in its place."""
+        if came.key == self.key and self.key:
+            return SAME
+        found = self.echoes.get(came.key)
+        if found is None:
+            found = compare_echo(self.pieces, came.pieces, self.tools)
+            if len(self.echoes) < MAX_ECHOES:
+                self.echoes[came.key] = found
+        return found
+
+
+def answer_part(pieces: tuple[Piece, ...], tools: list[dict[str, Any]]) -> AssistantPart:
+    """Return the part of an answer, as it was sent (``sent_pieces``)."""
+    return AssistantPart(pieces, _tool_ids(pieces), tools)
+
+
+def _tool_ids(pieces: Iterable[Piece]) -> tuple[str, ...]:
+    return tuple(piece.tool_id for piece in pieces if piece.kind == "tool_call")
 
 
 Part = InputPart | AssistantPart
@@ -67,9 +119,10 @@ class PreparedRequest:
     states: PathStates = field(default_factory=lambda: PathStates())
 
 
-BreakKind = Literal["compaction", "handoff", "rewrite", "rollback", "repeat", "renderer"]
+BreakKind = Literal["compaction", "handoff", "edit", "rewrite", "rollback", "repeat", "renderer"]
 """``compaction``: a summary replaced the history; ``handoff``: another agent of the program took it
-over, under its own system prompt; ``rewrite``: something in it changed;
+over, under its own system prompt; ``edit``: the program changed a turn of the assistant;
+``rewrite``: it changed something else;
 ``rollback``: its end was cut off; ``repeat``: the same turn was asked for with other parameters;
 ``renderer``: the template cannot continue after this output.
 """
@@ -83,6 +136,10 @@ class HistoryBreak:
     reason: str
     message: int | None = None
     """First message of the request that differs, -1 for the system prompt."""
+    before: str = ""
+    """Of an edit: what was sent, from a little before the first difference on."""
+    after: str = ""
+    """What came back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +152,13 @@ class PrefixMatch:
     """First part after them; None if nothing of the path can be continued."""
     mismatch: HistoryBreak | None
     """The reason why it ends there; None if the request repeats the whole path and adds to it."""
+    changed: int = 0
+    """Assistant turns in it that came back in another form."""
+
+    @property
+    def rank(self) -> tuple[bool, int, int]:
+        """Return what makes one match better than another."""
+        return self.mismatch is None, self.depth, -self.changed
 
 
 def prepare_request(
@@ -115,7 +179,7 @@ def prepare_request(
     if earlier is None or shared == 0:
         hashed = hash_keys(keys)
         mark = fingerprint(request, hashed, dialect)
-        parts = AppendOnlyList(split_parts(request.pieces, keys))
+        parts = AppendOnlyList(split_parts(request.pieces, keys, request.tools))
         return PreparedRequest(request, keys, hashed, parts, mark)
     goes_on = shared == len(earlier.keys)
     hashed = hash_keys(keys[shared:], earlier.hashed) if goes_on else hash_keys(keys)
@@ -123,7 +187,8 @@ def prepare_request(
     last = earlier.parts[kept - 1]
     if isinstance(last.part, AssistantPart):  # a run that may go on otherwise: split again
         kept, start = kept - 1, last.first_piece
-    parts = earlier.parts.continue_from(kept, split_parts(request.pieces, keys, start))
+    added = split_parts(request.pieces, keys, request.tools, start)
+    parts = earlier.parts.continue_from(kept, added)
     # a comparison has looked at one part more than it has gone through
     states = earlier.states.copy_before(kept)
     mark = fingerprint(request, hashed, dialect)
@@ -143,42 +208,96 @@ def _count_shared(keys: Sequence[bytes], others: Sequence[bytes]) -> int:
 
 
 def split_parts(
-    pieces: Sequence[Piece], keys: Sequence[bytes], first: int = 0
+    pieces: Sequence[Piece],
+    keys: Sequence[bytes],
+    tools: list[dict[str, Any]],
+    first: int = 0,
 ) -> list[RequestPart]:
     """Return the parts of a request from piece ``first`` on, which begins one: one per input piece,
     one per run of assistant pieces.
 
-    ``keys``: the pieces' digests.
+    ``keys``: the pieces' digests; ``tools``: the request's.
     """
     parts: list[RequestPart] = []
     run: list[int] = []
     """Assistant pieces since the last input piece."""
+    calls = _CallNumbers(pieces, first)
     for at in range(first, len(pieces)):
         piece = pieces[at]
         if piece.role == "assistant":
             run.append(at)
+            if piece.kind == "tool_call":
+                calls.add(piece.tool_id)
             continue
         if run:
-            parts.append(_assistant_part(run, pieces))
+            parts.append(_assistant_part(run, pieces, keys, tools))
             run = []
-        parts.append(RequestPart(at, InputPart(keys[at])))
+        call = calls.find(piece.tool_id) if piece.kind == "tool_result" else None
+        parts.append(RequestPart(at, InputPart(keys[at][:CONTENT_BYTES], call)))
     if run:
-        parts.append(_assistant_part(run, pieces))
+        parts.append(_assistant_part(run, pieces, keys, tools))
     return parts
 
 
-def _assistant_part(run: Sequence[int], pieces: Sequence[Piece]) -> RequestPart:
-    ids = [pieces[at].tool_id for at in run if pieces[at].kind == "tool_call"]
-    return RequestPart(run[0], AssistantPart(tuple(ids)))
+def _assistant_part(
+    run: Sequence[int],
+    pieces: Sequence[Piece],
+    keys: Sequence[bytes],
+    tools: list[dict[str, Any]],
+) -> RequestPart:
+    said = tuple(pieces[at] for at in run)
+    ids = _tool_ids(said)
+    shown = (keys[at][:CONTENT_BYTES] for at in run if pieces[at].kind != "thinking")
+    key = b"".join(shown) or BLANK
+    if len(set(ids)) < len(ids):  # what is twice decides about the class, too
+        key += "\0".join(ids).encode()
+    return RequestPart(run[0], AssistantPart(said, ids, tools, key))
+
+
+class _CallNumbers:
+    """Numbers the calls of a request as it is gone through, to tell which call a result is of."""
+
+    def __init__(self, pieces: Sequence[Piece], first: int) -> None:
+        self._pieces = pieces
+        self._before = first
+        """Pieces that are still to be searched, if a call is not found."""
+        self._numbers: dict[str, int] = {}
+        """By id, of the last call that has it."""
+        self._least = self._next = 0
+
+    def add(self, call_id: str) -> None:
+        """Add the next call."""
+        self._numbers[call_id] = self._next
+        self._next += 1
+
+    def find(self, result_id: str) -> int | str:
+        """Return ``InputPart.call`` of a result that comes now."""
+        while (
+            result_id not in self._numbers
+            and self._before
+            and self._next - self._least < MAX_CALLS_AGO
+        ):
+            self._before -= 1
+            piece = self._pieces[self._before]
+            if piece.kind == "tool_call":
+                self._least -= 1
+                self._numbers.setdefault(piece.tool_id, self._least)
+        number = self._numbers.get(result_id)
+        ago = MAX_CALLS_AGO + 1 if number is None else self._next - number
+        return result_id if ago > MAX_CALLS_AGO else ago
 
 
 class PathMatcher:
     """Compares one request with many paths of a tree; each turn is compared once."""
 
-    def __init__(self, prepared: PreparedRequest) -> None:
+    def __init__(self, prepared: PreparedRequest, is_issued: Callable[[str], bool]) -> None:
+        """``is_issued`` tells whether an id is one of the session's."""
         self._parts = prepared.parts
         self._pieces = prepared.request.pieces
         self._states = prepared.states
+        self._is_issued = is_issued
+        self.rewritten_ids: dict[str, str] = {}
+        """Ids that were issued, by what the program has made of them."""
 
     def match(self, tip: TurnNode, parts_of: Callable[[TurnNode], Sequence[Part]]) -> PrefixMatch:
         """Compare the request with the path from the root to ``tip``.
@@ -193,9 +312,53 @@ class PathMatcher:
             node = node.parent
         length, state = known or (0, _START)
         for node in reversed(unknown):
-            length, state = length + 1, _match_turn(state, parts_of(node), self._parts)
+            length, state = length + 1, self._match_turn(state, parts_of(node))
             self._states.add(node.index, length, state)
         return _conclude(state, length, self._parts, self._pieces)
+
+    def _match_turn(self, state: PathState, turn: Sequence[Part]) -> PathState:
+        if state.known is not None:
+            return state
+        parts, at, changed, depth = self._parts, state.at, state.changed, state.depth + 1
+        for known in turn:
+            came = parts[at].part if at < len(parts) else None
+            echo = None if came is None else self._find_echo(known, came, at)
+            if echo is not None:
+                at, changed = at + 1, changed + (echo is not SAME)
+            elif isinstance(came, AssistantPart) or not (
+                isinstance(known, AssistantPart) and known.may_vanish
+            ):
+                is_last = known is turn[-1]
+                return replace(state, depth=depth, at=at, known=known, is_last=is_last)
+        # a turn can be continued only by input: after its answer nothing more was sampled
+        if at < len(parts) and isinstance(parts[at].part, InputPart):
+            return PathState(depth, at, depth, parts[at], changed=changed)
+        return replace(state, depth=depth, at=at, changed=changed)
+
+    def _find_echo(self, known: Part, came: Part, at: int) -> Echo | None:
+        """Return how a part came back, which is the request's part ``at``; None if it did not."""
+        if not (isinstance(known, AssistantPart) and isinstance(came, AssistantPart)):
+            return SAME if known == came else None
+        echo = known.find_echo(came)
+        if echo.kind == "edit" or known.tool_ids == came.tool_ids:
+            return None if echo.kind == "edit" else echo
+        pairs = zip(known.tool_ids, came.tool_ids, strict=True)
+        if any(new != old and self._is_issued(new) and self._is_issued(old) for old, new in pairs):
+            return None  # the same words of another turn, such as a twin's
+        if not self._has_all_calls(at):
+            return None
+        self.rewritten_ids |= zip(came.tool_ids, known.tool_ids, strict=True)
+        return echo
+
+    def _has_all_calls(self, at: int) -> bool:
+        """Return whether the calls of all results are there that come after a part."""
+        for place in range(at + 1, len(self._parts)):
+            part = self._parts[place].part
+            if isinstance(part, AssistantPart):
+                break
+            if isinstance(part.call, str):
+                return False
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +377,8 @@ class PathState:
     """The part of turn ``depth`` that did not come; from there on nothing is compared."""
     is_last: bool = False
     """It is the last one of that turn."""
+    changed: int = 0
+    """Assistant turns that came back in another form."""
 
 
 _START = PathState(0, 0)
@@ -250,22 +415,6 @@ class PathStates:
         return kept
 
 
-def _match_turn(state: PathState, turn: Sequence[Part], parts: Sequence[RequestPart]) -> PathState:
-    if state.known is not None:
-        return state
-    at, depth = state.at, state.depth + 1
-    for known in turn:
-        came = parts[at] if at < len(parts) else None
-        if came is not None and _matches(known, came.part):
-            at += 1
-        elif not (isinstance(known, AssistantPart) and known.may_vanish):
-            return PathState(depth, at, state.reached, state.next_part, known, known is turn[-1])
-    # a turn can be continued only by input: after its answer nothing more was sampled
-    if at < len(parts) and isinstance(parts[at].part, InputPart):
-        return PathState(depth, at, depth, parts[at])
-    return PathState(depth, at, state.reached, state.next_part)
-
-
 def _conclude(
     state: PathState, length: int, parts: Sequence[RequestPart], pieces: Sequence[Piece]
 ) -> PrefixMatch:
@@ -276,7 +425,7 @@ def _conclude(
         is_repeat = came is None and state.is_last and state.depth == length
         mismatch = _explain_mismatch(state.known, came, pieces, is_repeat)
     elif state.reached == length:
-        return PrefixMatch(length, state.next_part, None)
+        return PrefixMatch(length, state.next_part, None, state.changed)
     elif came is None:
         mismatch = HistoryBreak("repeat", _REPEATED)
     else:
@@ -284,16 +433,10 @@ def _conclude(
         mismatch = HistoryBreak(
             "rewrite", f"{place} was not sampled here", _message_index(came, pieces)
         )
-    return PrefixMatch(state.reached, state.next_part, mismatch)
+    return PrefixMatch(state.reached, state.next_part, mismatch, state.changed)
 
 
 _REPEATED = "the last turn was asked for again, with other parameters"
-
-
-def _matches(known: Part, came: Part) -> bool:
-    if isinstance(known, AssistantPart) and isinstance(came, AssistantPart):
-        return known.tool_ids == came.tool_ids
-    return known == came
 
 
 def _explain_mismatch(
@@ -305,11 +448,33 @@ def _explain_mismatch(
         return HistoryBreak("rollback", "the end of the history is gone")
     place, message = _describe(came, pieces), _message_index(came, pieces)
     match known, came.part:
-        case AssistantPart(), AssistantPart():
-            return HistoryBreak("rewrite", f"{place} came back with other tool calls", message)
+        case AssistantPart(), AssistantPart() as part:
+            return _explain_edit(known, part, place, message)
         case AssistantPart(), InputPart():
             return HistoryBreak("rewrite", f"{place} stands where an assistant turn was", message)
     return HistoryBreak("rewrite", f"{place} is not what was sent before", message)
+
+
+def _explain_edit(
+    known: AssistantPart, came: AssistantPart, place: str, message: int
+) -> HistoryBreak:
+    is_edit = known.find_echo(came).kind == "edit" and len(set(came.tool_ids)) == len(came.tool_ids)
+    if not is_edit:
+        return HistoryBreak("rewrite", f"{place} came back with ids of other calls", message)
+    before, after = cut_excerpts(_write_turn(known.pieces), _write_turn(came.pieces), EXCERPT)
+    reason = f"{place} came back changed: {before!r} was sent, {after!r} came back"
+    return HistoryBreak("edit", reason, message, before, after)
+
+
+def _write_turn(pieces: Iterable[Piece]) -> str:
+    """Return a turn as text, for a person."""
+    return "\n".join(
+        f"{piece.name}({json.dumps(piece.arguments, ensure_ascii=False)})"
+        if piece.kind == "tool_call"
+        else piece.text.strip()
+        for piece in pieces
+        if piece.kind != "thinking"
+    )
 
 
 def _message_index(part: RequestPart, pieces: Sequence[Piece]) -> int:

@@ -53,26 +53,31 @@ async def replay(agent: Agent, engine: ScriptedEngine, requests: list[Request]) 
 def expected_chains(labels: list[str]) -> list[tuple[str, list[int]]]:
     """Return the chains of a recording from its labels: kind, and the turns sampled in each.
 
-    ``compact`` sums up the main agent's history; ``handoff`` and ``rewrite`` begin it anew, as
-    ``sub1!`` does with a sub-agent's.
+    ``compact`` sums up the main agent's history; ``handoff``, ``rewrite`` and ``edit`` begin it
+    anew, as ``sub1!`` does with a sub-agent's.
     """
     chains: list[tuple[str, str, list[int]]] = []
     growing: dict[str, list[int]] = {}
+    edited: list[list[int]] = []
     for turn, label in enumerate(labels):
-        thread = "main" if label in ("handoff", "rewrite", "compact") else label.removesuffix("!")
+        is_main = label in ("handoff", "rewrite", "edit", "compact")
+        thread = "main" if is_main else label.removesuffix("!")
         if label == "compact":
             chains.append(("compaction", "", [turn]))
             del growing["main"]
             continue
         if label in BREAKS or label == "side":
-            growing.pop(thread, None)
+            left = growing.pop(thread, None)
+            edited += [left] if left and BREAKS.get(label) == "edit" else []
         if thread not in growing:
             growing[thread] = []
             kind = {"main": "final", "side": "side"}.get(thread, "subagent")
             chains.append((kind, thread, growing[thread]))
         growing[thread].append(turn)
     return [
-        ("wipe" if kind in ("final", "subagent") and own is not growing[thread] else kind, own)
+        (kind, own)
+        if kind not in ("final", "subagent") or own is growing[thread]
+        else ("edit" if own in edited else "wipe", own)
         for kind, thread, own in chains
     ]
 
@@ -81,7 +86,8 @@ BREAKS = {
     "compact": "compaction",
     "handoff": "handoff",
     "rewrite": "rewrite",
-    "sub1!": "rewrite",
+    "edit": "edit",
+    "sub1!": "edit",
 }
 """Kinds of breaks, by the label of the request that makes them or comes before them."""
 

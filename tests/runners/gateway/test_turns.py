@@ -103,11 +103,11 @@ async def test_a_history_without_thoughts_with_moved_cache_marks_and_reordered_k
     body = agent.body([user("fix it")], thinking={"type": "adaptive"})
     answer = assemble_message(await agent.stream(body))
     assert [block["type"] for block in answer["content"]] == ["thinking", "text", "tool_use"]
-    call = {**answer["content"][2], "input": {"replace_all": False, "command": "other"}}
+    call = {**answer["content"][2], "input": {"timeout": None, **answer["content"][2]["input"]}}
     marked = {"type": "text", "text": "fix it", "cache_control": {"type": "ephemeral"}}
     messages = [
         {"role": "user", "content": [marked]},
-        {"role": "assistant", "content": [{"type": "text", "text": "  reformatted "}, call]},
+        {"role": "assistant", "content": [{"type": "text", "text": "  I look.\n"}, call]},
         results(answer, "a.py"),
     ]
     await agent.ask(reverse_keys(messages), system=[{"type": "text", "text": "You fix bugs."}])
@@ -167,7 +167,7 @@ async def test_tools_that_grow_do_not_break_the_chain_and_are_counted(
     [
         ("user", "rewrite", "message 0 (user text) is not what was sent before"),
         ("system", "rewrite", "the system prompt is not what was sent before"),
-        ("call", "rewrite", "message 1 (assistant tool_call) came back with other tool calls"),
+        ("call", "rewrite", "message 1 (assistant tool_call) came back with ids of other calls"),
         ("answer", "rewrite", "message 2 (user tool_result) stands where an assistant turn was"),
         ("again", "repeat", "the last turn was asked for again, with other parameters"),
     ],

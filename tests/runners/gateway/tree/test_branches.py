@@ -43,6 +43,8 @@ class Program:
     pieces: dict[str, list[Piece]] = field(default_factory=dict)
     chains: int = 0
     """Chains that it started, summaries included."""
+    edits: int = 0
+    """Answers that it changed."""
     calls: int = 0
     last: dict[str, tuple[TurnRequest, int]] = field(default_factory=dict)
     compacted: set[str] = field(default_factory=set)
@@ -52,6 +54,8 @@ class Program:
         if thread not in self.pieces:
             self.pieces[thread] = [SYSTEM, user("the same task for all")]
             self.chains += 1
+        if edit == "edited":
+            self.change(thread)
         self.calls += 1
         call = IssuedCall(f"c{self.calls}", "Bash", {"n": self.calls})
         asked = request(
@@ -66,16 +70,30 @@ class Program:
         said = [Piece(at, "assistant", "text", f"step {self.calls}"), call_of(call, at)]
         self.pieces[thread] += [*said, result_of(call, at + 1)]
 
+    def change(self, thread: str) -> None:
+        """Change the last answer of a thread, if its summary has not replaced it."""
+        pieces = self.pieces[thread]
+        said = [at for at, piece in enumerate(pieces) if piece.kind == "text"]
+        if pieces[said[-1]].role == "assistant" and thread not in self.compacted:
+            self.edits += 1
+            self.chains += 1
+            pieces[said[-1]] = replace(pieces[said[-1]], text=f"changed {self.edits}")
+
     def echoed(self, thread: str, edit: str) -> list[Piece]:
-        """Return a thread's history with what clients do to the assistant's part of it."""
+        """Return a thread's history in the form in which it comes back."""
+        if edit != "reformed":
+            return self.pieces[thread]
         found: list[Piece] = []
         for piece in self.pieces[thread]:
-            if piece.role != "assistant" or edit == "faithful":
-                found.append(piece)
-            elif piece.kind == "tool_call":
-                found.append(replace(piece, arguments={"replace_all": False}, name=piece.name))
-            elif edit == "moved":
-                found.append(replace(piece, text=piece.text.upper()))
+            added: dict[str, Any] = {}
+            if piece.tool_id:
+                added["tool_id"] = f"{piece.tool_id}x"
+            if piece.kind == "tool_call":
+                added["arguments"] = {"replace_all": None, **piece.arguments}
+            elif piece.role == "assistant":
+                added["text"] = f"\n{piece.text} "
+                found.append(replace(piece, kind="thinking", text="Hm."))
+            found.append(replace(piece, **added))
         return found
 
     def retry(self, thread: str) -> None:
@@ -110,14 +128,14 @@ ACTIONS = st.lists(
     st.tuples(
         st.sampled_from(["say", "say", "say", "retry", "compact"]),
         st.sampled_from([MAIN_THREAD, "a1", "a2"]),
-        st.sampled_from(["faithful", "moved", "dropped"]),
+        st.sampled_from(["faithful", "reformed", "edited"]),
     ),
     max_size=25,
 )
 
 
 @given(ACTIONS, st.booleans())
-def test_for_any_program_every_token_is_trained_once_and_no_chain_forks(
+def test_for_any_program_every_token_is_trained_once_and_only_edits_fork(
     parts: tuple[Renderer, Tokenizer], actions: list[tuple[str, str, str]], named: bool
 ) -> None:
     gateway = PlacingGateway(*parts)
@@ -135,7 +153,14 @@ def test_for_any_program_every_token_is_trained_once_and_no_chain_forks(
     chains = gateway.branches.graph.build_segments()
     assert len(chains) == program.chains - waiting, "no false fork, none missing"
     kinds = [place.history_break.kind for place in gateway.places if place.history_break]
-    assert set(kinds) <= {"compaction"}
+    assert set(kinds) <= {"compaction", "edit"}
+    assert kinds.count("edit") == program.edits
+    for prompt in gateway.prompts[-1:]:
+        seen = gateway.tokenizer.decode(prompt)
+        said = [piece.text for piece in gateway.last.pieces if piece.kind == "text"]
+        at = 0
+        for words in said:  # what the program sent, all of it and in its order
+            at = seen.index(words.strip(), at) + len(words.strip())
     if named:
         assert {chain.thread for chain in chains} == set(program.pieces)
 

@@ -10,14 +10,15 @@ from hypothesis import strategies as st
 
 from runners.gateway.conversation import Piece, TurnRequest
 from runners.gateway.dialects.append_only_list import AppendOnlyList
+from runners.gateway.tree.echoes import is_blank
 from runners.gateway.tree.prefix_matching import (
-    AssistantPart,
     HistoryBreak,
     Part,
     PathMatcher,
     PrefixMatch,
     PreparedRequest,
     RequestPart,
+    answer_part,
     prepare_request,
     split_parts,
 )
@@ -42,12 +43,12 @@ SAID = st.lists(
     ),
     min_size=1,
     max_size=3,
-)
+).filter(lambda said: not is_blank(said))
 TURNS = st.lists(st.tuples(st.lists(OUTSIDE, min_size=1, max_size=3), SAID), min_size=1, max_size=4)
 
 
 def parts_of(pieces: list[Piece]) -> list[RequestPart]:
-    return split_parts(pieces, [piece.digest() for piece in pieces])
+    return split_parts(pieces, [piece.digest() for piece in pieces], [])
 
 
 Turns = list[tuple[list[Piece], list[Piece]]]
@@ -55,7 +56,8 @@ Turns = list[tuple[list[Piece], list[Piece]]]
 
 def path_of(turns: Turns) -> list[list[Part]]:
     """Return the parts of each turn: its input, then its answer."""
-    return [[part.part for part in parts_of([*outside, *said])] for outside, said in turns]
+    parts = iter([part.part for part in parts_of(pieces_of(turns))])
+    return [[next(parts) for _ in (*outside, said)] for outside, said in turns]
 
 
 def pieces_of(turns: Turns) -> list[Piece]:
@@ -74,29 +76,50 @@ def match_prefix(path: list[list[Part]], prepared: PreparedRequest) -> PrefixMat
     for index in range(len(path)):
         tip = TurnNode(index, tip, "main", None, "main", 0, ids, ids, logprobs, ids, 0, index + 1)
     assert tip is not None
-    return PathMatcher(prepared).match(tip, lambda turn: path[turn.index])
+    matcher = PathMatcher(prepared, lambda _: False)
+    return matcher.match(tip, lambda turn: path[turn.index])
 
 
-def edit_piece(draw: st.DataObject, piece: Piece) -> list[Piece]:
-    """Return what a client may make of an assistant piece when it sends it back."""
+def echo_piece(draw: st.DataObject, piece: Piece) -> list[Piece]:
+    """Return what a client may make of an assistant piece when it sends it back unchanged."""
     if piece.kind == "tool_call":
-        return [replace(piece, name="renamed", arguments={"added": draw.draw(st.booleans())})]
-    return [] if draw.draw(st.booleans()) else [replace(piece, text=piece.text + "!")]
+        return [replace(piece, arguments={"added": None})]
+    if piece.kind == "thinking":
+        return draw.draw(st.sampled_from([[], [replace(piece, text=piece.text + "!")]]))
+    whole, blank = replace(piece, text=f" {piece.text}\n"), replace(piece, text="\n")
+    halves = [replace(piece, text=part) for part in (piece.text[:1], piece.text[1:])]
+    return draw.draw(st.sampled_from([[whole], [blank, piece], halves]))
 
 
 @given(TURNS, st.lists(OUTSIDE, min_size=1, max_size=3), st.data())
-def test_edits_of_assistant_pieces_never_break_a_history(
+def test_forms_of_assistant_pieces_never_break_a_history(
     turns: Turns, news: list[Piece], data: st.DataObject
 ) -> None:
     echoed: list[Piece] = []
     for outside, said in turns:
-        kept = [new for piece in said for new in edit_piece(data, piece)]
-        echoed += [*outside, *(kept or [Piece(0, "assistant", "text", "…")])]
+        kept = [new for piece in said for new in echo_piece(data, piece)]
+        echoed += [*outside, *(kept or said)]
     moved = [replace(piece, message=data.draw(st.integers(0, 9))) for piece in [*echoed, *news]]
     found = match_prefix(path_of(turns), prepare(moved))
     assert (found.depth, found.mismatch) == (len(turns), None)
     assert found.next_part is not None
     assert found.next_part.first_piece == len(echoed)
+
+
+@given(TURNS, OUTSIDE, st.data())
+def test_a_turn_that_is_changed_is_an_edit_at_its_place(
+    turns: Turns, news: Piece, data: st.DataObject
+) -> None:
+    at = data.draw(st.integers(0, len(turns) - 1))
+    outside, said = turns[at]
+    added = Piece(0, "assistant", "text", "x") if data.draw(st.booleans()) else None
+    changed = [*said, added or Piece(0, "assistant", "tool_call", tool_id="x", name="x")]
+    edited = [*turns[:at], (outside, changed), *turns[at + 1 :]]
+    found = match_prefix(path_of(turns), prepare([*pieces_of(edited), news]))
+    assert found.mismatch is not None
+    assert (found.depth, found.mismatch.kind) == (at, "edit")
+    again = match_prefix(path_of(edited), prepare([*pieces_of(edited), news]))
+    assert again.mismatch is None
 
 
 @given(TURNS, st.lists(OUTSIDE, min_size=1, max_size=3), st.data())
@@ -147,7 +170,7 @@ def test_a_conversation_cut_back_forks_where_it_was_cut(turns: Turns, kept: int)
 @given(TURNS, OUTSIDE)
 def test_an_empty_turn_may_be_left_out_or_sent_back(turns: Turns, news: Piece) -> None:
     asked = Piece(0, "user", "text", "well?")
-    path = [*path_of(turns), [*path_of([([asked], [])])[0], AssistantPart((), may_vanish=True)]]
+    path = [*path_of(turns), [parts_of([asked])[0].part, answer_part((), [])]]
     for echoed in ([], [Piece(0, "assistant", "thinking", "hm")]):
         sent_back = [*pieces_of(turns), asked, *echoed, news]
         found = match_prefix(path, prepare(sent_back))

@@ -86,7 +86,7 @@ def test_every_branch_is_named_and_has_its_conversation(branched: Path) -> None:
     named = [(b["kind"], b["thread"], b["agent_type"], b["turns"]) for b in record["branches"]]
     assert named == [
         ("side", "main", None, [0]),
-        ("wipe", "main", None, [1, 4]),
+        ("edit", "main", None, [1, 4]),
         ("subagent", "agent-7", "explorer", [2, 3]),
         ("wipe", "main", None, [1, 5]),
         ("compaction", "main", None, [1, 4, 6]),

@@ -36,7 +36,7 @@ def branched(tmp_path: Path) -> Path:
 
 def test_a_chain_is_a_line_of_both_files_but_for_side_requests(branched: Path) -> None:
     messages, tokens = lines(branched, sft.MESSAGES), lines(branched, sft.TOKENS)
-    assert [line["kind"] for line in tokens] == ["wipe", "subagent", "wipe", "compaction", "final"]
+    assert [line["kind"] for line in tokens] == ["edit", "subagent", "wipe", "compaction", "final"]
     assert [line["id"] for line in messages] == [line["id"] for line in tokens]
     assert [line["thread"] for line in tokens] == ["main", "agent-7", "main", "main", "main"]
     assert tokens[0]["id"] == "train-000001-00-00/1"

@@ -43,7 +43,7 @@ def test_a_segment_is_a_sample_with_slimes_fields(tmp_path: Path) -> None:
         found = samples(store, tmp_path)
     assert all(set(sample) == SAMPLE for sample in found)
     kinds = [sample["metadata"]["kind"] for sample in found]
-    assert kinds == ["side", "wipe", "subagent", "wipe", "compaction", "final"]
+    assert kinds == ["side", "edit", "subagent", "wipe", "compaction", "final"]
     wipe, retaken = found[1], found[3]
     assert wipe["tokens"].tolist() == [17, 18, 19, 20, 21, 22, 23, 36, 37, 38, 39, 40]
     assert wipe["loss_mask"].tolist() == [1, 1, 1, 0, 0, 1, 1, 1]
