@@ -13,6 +13,7 @@ setup: ## make the environment, with all that the checks need
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
 
 check: ## before each commit: lint, format, imports, conventions, types (seconds, once they are cached)
+	@test -x $(BIN)/ruff || { echo "there is no $(BIN)/ruff: make setup" >&2; exit 2; }
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check -q .
 	$(BIN)/lint-imports

@@ -1,4 +1,4 @@
-"""What the reward pays, and that it has a number for whatever a policy hands in."""
+"""Tests of the reward: the price of a line, and a number for whatever a policy hands in."""
 
 from reward import small_diff
 

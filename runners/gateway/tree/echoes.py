@@ -20,7 +20,7 @@ from runners.gateway.conversation import Piece
 EchoKind = Literal["same", "mechanical", "edit"]
 
 Change = Literal["trailing_space", "leading_cd", "number_text", "inner_space"]
-"""What a program does to a turn's form. ``trailing_space``: cuts the blanks at the ends of an
+"""A change of form that a program makes. ``trailing_space``: cuts the blanks at the ends of an
 argument's lines (Claude Code's Edit and Write); ``leading_cd``: cuts ``cd PATH && `` from a
 command (Claude Code's Bash); ``number_text``: sends "5" as 5 where the tool wants a number;
 ``inner_space``: folds the blanks in a text.

@@ -139,7 +139,7 @@ class HistoryBreak:
     before: str = ""
     """Of an edit: what was sent, from a little before the first difference on."""
     after: str = ""
-    """What came back."""
+    """The same part of what came back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,7 +205,7 @@ async def test_an_agent_can_run_the_tests(
     sandbox = await backend.create(spec)
     try:
         command = ["python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
-        result = await sandbox.run(command, deadline_s=60)
+        result = await sandbox.run(command, deadline_s=300)
     finally:
         await sandbox.close()
     assert b"1 failed, 1 passed" in result.stdout, result
