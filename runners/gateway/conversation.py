@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import groupby
@@ -48,6 +48,8 @@ class Piece:
     """Tool name of a call."""
     arguments: dict[str, Any] = field(default_factory=dict)
     is_error: bool = False
+    references: tuple[str, ...] = ()
+    """Tools that a result makes known: their schemas are shown behind ``reference_text``."""
     key: bytes = field(default=b"", compare=False, repr=False)
     """Its digest, where it has been made."""
 
@@ -148,18 +150,29 @@ def _canonical(value: Any) -> bytes:
         return json.dumps(value, sort_keys=True).encode()
 
 
-def group_messages(pieces: Sequence[Piece]) -> list[dict[str, Any]]:
+def reference_text(name: str) -> str:
+    """Return the text of a reference to a tool, as it stands in a piece."""
+    return f"[tool {name} is available]"
+
+
+def group_messages(
+    pieces: Sequence[Piece], tools: Sequence[Mapping[str, Any]] = ()
+) -> list[dict[str, Any]]:
     """Group pieces into the chat messages that renderers take: system, user, assistant, and one
-    ``tool`` message per result.
+    ``tool`` message per result. ``tools`` are those to which results may refer; each is shown once.
     """
     messages: list[dict[str, Any]] = []
+    known: dict[str, Mapping[str, Any]] | None = None
     for (_, role, is_result), group in groupby(pieces, _same_message):
         members = list(group)
         if is_result:
-            messages.extend(
-                {"role": "tool", "tool_call_id": piece.tool_id, "content": _result_text(piece)}
-                for piece in members
-            )
+            for piece in members:
+                text = _result_text(piece)
+                if piece.references:
+                    if known is None:
+                        known = {tool["function"]["name"]: tool for tool in tools}
+                    text = _show_tools(text, piece.references, known)
+                messages.append({"role": "tool", "tool_call_id": piece.tool_id, "content": text})
         elif role == "assistant":
             messages.append(_assistant_message(members))
         else:
@@ -173,6 +186,16 @@ def _same_message(piece: Piece) -> tuple[int, Role, bool]:
 
 def _result_text(piece: Piece) -> str:
     return f"Error: {piece.text}" if piece.is_error else piece.text
+
+
+def _show_tools(text: str, names: Iterable[str], known: dict[str, Mapping[str, Any]]) -> str:
+    """Return a text with the tools that it refers to; these are taken out of ``known``."""
+    for name in names:
+        tool = known.pop(name, None)
+        if tool is not None:
+            mark = reference_text(name)
+            text = text.replace(mark, f"{mark}\n{_canonical(tool['function']).decode()}", 1)
+    return text
 
 
 def _assistant_message(pieces: list[Piece]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Their known parts are validated strictly (types, roles, block kinds); unknown ke
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -17,6 +17,7 @@ from runners.gateway.conversation import (
     Piece,
     TurnRequest,
     group_messages,
+    reference_text,
 )
 from runners.gateway.dialects import anthropic_reply
 from runners.gateway.dialects.append_only_list import AppendOnlyList
@@ -98,8 +99,11 @@ class _Message(WireModel):
 class _Tool(WireModel):
     name: Name
     description: str = ""
+    type: str | None = None
     input_schema: dict[str, Any] | None = None
     """Absent: a tool that Anthropic's servers would run; it is left out."""
+    defer_loading: bool | None = None
+    """The model is to see it only where a result refers to it."""
 
 
 class CountRequest(RequestBody):
@@ -163,8 +167,7 @@ def build_request(
                     "parameters": tool.input_schema,
                 },
             }
-            for tool in body.tools or ()
-            if tool.input_schema is not None
+            for tool in _shown_tools(body.tools or (), pieces)
         ],
         max_tokens=sampled.max_tokens if sampled else 1,
         stop=tuple(sampled.stop_sequences or ()) if sampled else (),
@@ -174,6 +177,18 @@ def build_request(
         attribution=attribution,
     )
     return ParsedRequest(request, anthropic_reply, sampled is not None and sampled.stream)
+
+
+def _shown_tools(tools: Sequence[_Tool], pieces: Sequence[Piece]) -> Iterator[_Tool]:
+    """Yield the tools that the model is to see, those to which results refer among them."""
+    is_found_by_server = any((tool.type or "").startswith("tool_search") for tool in tools)
+    referred: set[str] = set()
+    if not is_found_by_server and any(tool.defer_loading for tool in tools):
+        referred.update(name for piece in pieces for name in piece.references)
+    for tool in tools:
+        is_hidden = tool.defer_loading and not is_found_by_server and tool.name not in referred
+        if tool.input_schema is not None and not is_hidden:
+            yield tool
 
 
 def _wants_json(body: CountRequest) -> bool:
@@ -187,7 +202,7 @@ def to_renderer_messages(
     """Return the messages and tools that the model gets of a request body (a JSON object)."""
     counted = {key: value for key, value in body.items() if key not in _SAMPLING}
     request = COUNT.parse_request(orjson.dumps(counted), {}).request
-    return group_messages(request.pieces), request.tools
+    return group_messages(request.pieces, request.tools), request.tools
 
 
 _SAMPLING = MessagesRequest.model_fields.keys() - CountRequest.model_fields.keys()
@@ -235,6 +250,11 @@ def _piece(index: int, role: Literal["user", "assistant", "system"], block: _Blo
                 text,
                 tool_id=block.tool_use_id,
                 is_error=bool(block.is_error),
+                references=tuple(
+                    part.tool_name
+                    for part in block.content or ()
+                    if isinstance(part, _ToolReference)
+                ),
             )
         case _Thinking():
             return Piece(index, role, "thinking", block.thinking)
@@ -250,7 +270,7 @@ def _block_text(block: _Text | _Media | _ToolReference) -> str:
         case _Text():
             return block.text
         case _ToolReference():
-            return f"[tool {block.tool_name} is available]"
+            return reference_text(block.tool_name)
         case _Media(type="document") if block.source.get("type") == "text" and isinstance(
             block.source.get("data"), str
         ):

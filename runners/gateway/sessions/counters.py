@@ -35,6 +35,8 @@ class SessionCounters(EngineCallCounters):
     """Requests for a turn beyond the session's budget of turns or history."""
     tools_changed: int = 0
     """Turns whose tools differ from those of the turn that they continue."""
+    tools_added: int = 0
+    """Turns that begin a chain because the prompt before does not show all of their tools."""
     compactions_missed: int = 0
     """Turns that go on with a history beyond the window at which it was to be summed up."""
     retokenization_mismatches: int = 0

@@ -411,7 +411,7 @@ class Session:
             ),
             conversation=None
             if texts.has_ids
-            else Conversation(group_messages(request.pieces), request.tools),
+            else Conversation(group_messages(request.pieces, request.tools), request.tools),
         )
         try:
             return await services.engine.generate(prompt, params, rid=rid, counters=self.counters)
@@ -478,7 +478,7 @@ class Session:
         sent: tuple[Piece, ...],
     ) -> None:
         """Add a durable turn to the branches and the counters."""
-        counters = self.counters
+        counters, left = self.counters, place.history_break
         self._services.counts.add_turn(turn)
         self._stored_bytes += count_added(prepared.request, place)
         counters.branches[turn.branch] += turn.segment == self._branches.graph.chains
@@ -490,9 +490,9 @@ class Session:
         self._prompt_tokens.append(turn.prompt_tokens)
         counters.malformed_calls += turn.malformed_calls
         counters.tools_changed += place.tools_changed
+        counters.tools_added += left is not None and left.kind == "tools"
         counters.compactions_missed += self._compactions.add_turn(turn)
-        if place.history_break is not None:
-            left = place.history_break
+        if left is not None:
             broken = {"kind": left.kind, "reason": left.reason, "message": left.message}
             where = {"turn": turn.index, "thread": turn.thread}
             counters.breaks.append(where | broken | place.difference)

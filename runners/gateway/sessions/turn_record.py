@@ -67,7 +67,7 @@ def _stored_request(request: TurnRequest, place: Placement) -> dict[str, Any]:
     stored: dict[str, Any] = {
         "model": request.model,
         "max_tokens": request.max_tokens,
-        "messages": group_messages(request.pieces[place.first_new_piece :]),
+        "messages": group_messages(request.pieces[place.first_new_piece :], request.tools),
     }
     if place.parent is None or place.tools_changed:
         stored["tools"] = request.tools

@@ -169,7 +169,7 @@ class Texts:
         work = self._work
         if work is None:
             return NO_IDS
-        messages = group_messages(request.pieces)
+        messages = group_messages(request.pieces, request.tools)
         values = (*request.tools, *(piece.arguments for piece in request.pieces))
         size = _size(request.pieces) + _size_of_values(values)
         if self._pool is None or size <= SHORT_TEXT:
@@ -193,12 +193,15 @@ class Texts:
         if work is None:
             return NO_IDS
         pieces = request.pieces[first_new_piece:]
-        messages = group_messages(pieces)
+        messages = group_messages(pieces, request.tools)
         start = self._tail_start(path[:prompt_length])
         tail = path[start or 0 :]
         held = prompt_length - (start or 0)
         found: list[int] | str
-        size = _size(pieces) + _size_of_values(piece.arguments for piece in pieces)
+        values = [piece.arguments for piece in pieces]
+        if any(piece.references for piece in pieces):
+            values += request.tools
+        size = _size(pieces) + _size_of_values(values)
         if self._pool is None or (
             start is not None and size <= SHORT_TEXT and len(tail) <= SHORT_PATH
         ):

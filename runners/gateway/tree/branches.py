@@ -43,6 +43,8 @@ MAX_TIPS = 256
 """Ends of conversations that a request is compared with: the latest. An older one is rendered whole
 if it is continued.
 """
+SHOWN_NAMES = 5
+"""Tools that a break names."""
 EXCERPT_TOKENS = 12
 """Tokens shown of each side of a break."""
 
@@ -56,6 +58,8 @@ class PathNode:
     """Those that its request added, then its own answer."""
     tools: list[dict[str, Any]]
     """One object along a path until the tools change: they are large."""
+    shown: frozenset[str]
+    """Names of the tools that the prompt shows."""
 
     @property
     def prompt_length(self) -> int:
@@ -168,6 +172,10 @@ class Branches:
             found = await self._find_continuation(forked, prepared)
             found = replace(found, history_break=None, tip=None)
         name = self._names.find_name(prepared, found.parent.node if found.parent else None)
+        if found.parent is not None and self._texts.has_ids:
+            hidden = _tool_names(request) - _shown_tools(found.parent, found, request)
+            if hidden:
+                found = _begin_anew(found, hidden)
         prompt = found.prompt
         if prompt is None:
             prompt = await self._texts.render(self._session_id, request)
@@ -208,7 +216,10 @@ class Branches:
         new = [part.part for part in prepared.parts[first:]]
         parent = place.parent
         tools = prepared.request.tools if parent is None or place.tools_changed else parent.tools
-        added = PathNode(self.graph.add(turn), (*new, answer_part(sent, tools)), tools)
+        shown = _tool_names(place.request)
+        if parent is not None:
+            shown = _shown_tools(parent, place, place.request)
+        added = PathNode(self.graph.add(turn), (*new, answer_part(sent, tools)), tools, shown)
         self._nodes.append(added)
         self._keep_path(added, place, turn.output_ids)
         self.pieces += len(added.parts)
@@ -327,7 +338,7 @@ class Branches:
             broken = matcher.match(tip.node, self._parts_of).mismatch or broken
         request = prepared.request
         # what comes after a summary begins with it, however it goes on
-        is_new = broken.kind != "edit" and begins_with_summary(request)
+        is_new = broken.kind not in ("edit", "tools") and begins_with_summary(request)
         is_stated = request.attribution.compacted or is_new
         if is_stated or name.evidence == "summary" or self._names.has_summary(name.thread):
             return HistoryBreak("compaction", "a summary replaced the history", broken.message), tip
@@ -351,6 +362,32 @@ class Branches:
             return self._texts.decode(ids[at : at + EXCERPT_TOKENS].tolist())
 
         return {"token": at, "before": text(before), "after": text(prompt)} | texts
+
+
+def _tool_names(request: TurnRequest) -> frozenset[str]:
+    return frozenset(tool["function"]["name"] for tool in request.tools)
+
+
+def _shown_tools(
+    parent: PathNode, place: _Continuation | Placement, request: TurnRequest
+) -> frozenset[str]:
+    """Return the tools that a prompt shows which continues a turn: those that the turn's does, and
+    those to which new results refer.
+    """
+    if parent.tools is request.tools or _tool_names(request) <= parent.shown:
+        return parent.shown
+    new = request.pieces[place.first_new_piece :]
+    referred = frozenset(name for piece in new for name in piece.references)
+    return parent.shown | (referred & _tool_names(request))
+
+
+def _begin_anew(found: _Continuation, hidden: frozenset[str]) -> _Continuation:
+    """Return what becomes of a continuation whose prompt does not show some tools."""
+    names = ", ".join(sorted(hidden)[:SHOWN_NAMES])
+    more = f" and {len(hidden) - SHOWN_NAMES} more" if len(hidden) > SHOWN_NAMES else ""
+    left = HistoryBreak("tools", f"the prompt before does not show {names}{more}")
+    history_break = found.history_break or (left if found.tip else None)
+    return _Continuation(None, 0, None, history_break, found.tip)
 
 
 def _first_piece(part: RequestPart) -> int:

@@ -119,12 +119,15 @@ class PreparedRequest:
     states: PathStates = field(default_factory=lambda: PathStates())
 
 
-BreakKind = Literal["compaction", "handoff", "edit", "rewrite", "rollback", "repeat", "renderer"]
+BreakKind = Literal[
+    "compaction", "handoff", "edit", "rewrite", "rollback", "repeat", "tools", "renderer"
+]
 """``compaction``: a summary replaced the history; ``handoff``: another agent of the program took it
 over, under its own system prompt; ``edit``: the program changed a turn of the assistant;
 ``rewrite``: it changed something else;
 ``rollback``: its end was cut off; ``repeat``: the same turn was asked for with other parameters;
-``renderer``: the template cannot continue after this output.
+``tools``: the request has tools that the prompt before does not show; ``renderer``: the template
+cannot continue after this output.
 """
 
 
@@ -137,7 +140,7 @@ class HistoryBreak:
     message: int | None = None
     """First message of the request that differs, -1 for the system prompt."""
     before: str = ""
-    """Of an edit: what was sent, from a little before the first difference on."""
+    """Excerpt of an edited turn as it was sent, from a little before the first difference on."""
     after: str = ""
     """The same part of what came back."""
 

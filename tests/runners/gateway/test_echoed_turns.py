@@ -214,3 +214,62 @@ async def test_defaults_are_not_those_of_a_later_request(talk: Conversation) -> 
     talk.turns.append(("results", [(issued, "files")]))
     await talk.ask(say("Done."), loose)
     assert [each["kind"] for each in (await talk.agent.stats())["breaks"]] == ["edit"]
+
+
+GREP = {"Grep": {"type": "object", "properties": {"pattern": {"type": "string"}}}}
+
+
+async def test_a_tool_that_comes_later_begins_a_chain_that_shows_it(talk: Conversation) -> None:
+    await talk.begin(text("One."))
+    talk.turns += [("said", [text("One.")]), ("user", "And?")]
+    await talk.ask(say("Two."), TOOLS | GREP)
+    talk.turns += [("said", [text("Two.")]), ("user", "More.")]
+    await talk.ask(say("Three."), dict(reversed((TOOLS | GREP).items())))
+    talk.turns += [("said", [text("Three.")]), ("user", "More.")]
+    await talk.ask(say("Four."), GREP)
+    finished = await talk.agent.finish()
+    stats = finished["stats"]
+    assert [(each["kind"], each["turn"]) for each in stats["breaks"]] == [("tools", 2)]
+    assert stats["breaks"][0]["reason"] == "the prompt before does not show Grep"
+    assert (stats["tools_added"], stats["tools_changed"]) == (1, 2)
+    assert "pattern" in talk.shown(2)
+    owned = [(chain["kind"], chain["own_turns"]) for chain in finished["segments"]]
+    assert owned == [("wipe", [0, 1]), ("final", [2, 3, 4])]
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+async def test_a_tool_that_a_result_refers_to_is_shown_there(
+    deferred: bool, gateway: Gateway, engine: ScriptedEngine
+) -> None:
+    agent = await gateway.session()
+    later = {"name": "Grep", "input_schema": GREP["Grep"], "defer_loading": deferred}
+    search = {"name": "ToolSearch", "input_schema": {"type": "object"}}
+    engine.say(sampled([call("ToolSearch", query="grep")]), say("Done."), say("Well."))
+    first = [{"role": "user", "content": "Search."}]
+    answer = await agent.ask(first, tools=[search, *([later] if deferred else [])])
+    found = [{"type": "tool_reference", "tool_name": "Grep"}]
+    issued = answer["content"][0]["id"]
+    result = {"type": "tool_result", "tool_use_id": issued, "content": found}
+    turns = [*first, {"role": "assistant", "content": answer["content"]}]
+    turns.append({"role": "user", "content": [result]})
+    await agent.ask(turns, tools=[search, later])
+    turns += [{"role": "assistant", "content": "Done."}, {"role": "user", "content": "And?"}]
+    await agent.ask(turns, tools=[search, later])
+    assert (await agent.stats())["breaks"] == []
+    before, after = (
+        engine.tokenizer.decode(engine.seen.requests[turn]["input_ids"]) for turn in (0, 1)
+    )
+    assert "pattern" not in before
+    assert after.count("pattern") == 1
+    assert [turn.segment for turn in gateway.turns("s1")] == [0, 0, 0]
+
+
+async def test_a_deferred_tool_that_a_server_would_find_is_shown(
+    gateway: Gateway, engine: ScriptedEngine
+) -> None:
+    agent = await gateway.session()
+    engine.say(say("Done."))
+    later = {"name": "Grep", "input_schema": GREP["Grep"], "defer_loading": True}
+    server = {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}
+    await agent.ask([{"role": "user", "content": "Go."}], tools=[server, later])
+    assert "pattern" in engine.tokenizer.decode(engine.seen.requests[0]["input_ids"])

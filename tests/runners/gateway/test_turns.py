@@ -148,18 +148,18 @@ async def test_an_empty_answer_that_the_client_leaves_out_can_be_continued(
     assert trained_tokens(finished) == sampled_tokens(engine)
 
 
-async def test_tools_that_grow_do_not_break_the_chain_and_are_counted(
+async def test_tools_whose_descriptions_change_do_not_break_the_chain_and_are_counted(
     gateway: Gateway, engine: ScriptedEngine
 ) -> None:
     agent = await gateway.session()
     engine.say(LOOK, DONE)
     answer = await agent.ask([user("fix it")])
-    more = [*agent.body([])["tools"], {"name": "Grep", "input_schema": {"type": "object"}}]
+    more = [tool | {"description": "anew"} for tool in agent.body([])["tools"]]
     await agent.ask([user("fix it"), echo(answer), results(answer, "a.py")], tools=more)
     stats = await agent.stats()
     assert (stats["breaks"], stats["tools_changed"]) == ([], 1)
-    names = [tool["function"]["name"] for tool in gateway.turns("s1")[1].request["tools"]]
-    assert names == ["Bash", "Grep"]
+    texts = [each["function"]["description"] for each in gateway.turns("s1")[1].request["tools"]]
+    assert texts == ["anew"]
 
 
 @pytest.mark.parametrize(
