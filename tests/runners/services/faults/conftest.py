@@ -34,7 +34,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
 def sandboxes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBackend]:
     """Local sandboxes that work on any machine and need no running gateway."""
     settings = LocalSandboxConfig(
-        kind="local", isolation="none", memory_mb=1024, processes=4096, file_mb=8, cpu_s=20, warm=0
+        kind="local", isolation="none", memory_mb=1024, processes=64, file_mb=8, cpu_s=20, warm=0
     )
     backend = LocalBackend(settings, tmp_path_factory.mktemp("backend") / "root")
     yield backend
