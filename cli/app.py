@@ -18,6 +18,7 @@ from cli import (
     gateway,
     launch,
     plugins,
+    referee,
     regrade,
     replay,
     report,
@@ -91,7 +92,12 @@ app.command("dump-trajectories", epilog=dump.EXAMPLES, rich_help_panel=_LOOK)(
 )
 app.command(epilog=completion.EXAMPLES, rich_help_panel=_SERVE)(completion.completion)
 app.command(cls=ProgramCommand, epilog=gateway.EXAMPLES, rich_help_panel=_SERVE)(gateway.gateway)
-for _command in (*app.registered_commands, *tasks.app.registered_commands):
+app.add_typer(referee.app, name="referee", rich_help_panel=_SERVE)
+_GROUPS = (tasks.app, referee.app)
+for _command in (
+    *app.registered_commands,
+    *(command for group in _GROUPS for command in group.registered_commands),
+):
     _command.help = join_lines(_command.callback)
     if _command.cls is not ProgramCommand:
         _command.cls = OwnCommand

@@ -12,8 +12,10 @@ from typing import Any, get_args
 
 from typer.main import get_command
 
+from agentrl.referee.program import load_scenarios
 from cli.app import app
 from cli.arguments import ProgramCommand
+from cli.referee import WIRE_NAMES
 from conf.sections.task import FormatName
 from conf.write_reference import shorten
 from runners.campaigns.evaluation.benchmarks import BENCHMARKS
@@ -21,8 +23,13 @@ from runners.observe.export import FORMATS
 from runners.observe.viewer import KINDS, ONLY, RUNNING, SORTS
 from runners.records.outcome import OutcomeClass, OutcomeCode
 
+_SCENARIOS = load_scenarios()
 VALUES: Mapping[str, Iterable[str]] = {
     "BENCHMARK": BENCHMARKS,
+    "SCENARIO": _SCENARIOS,
+    "--group NAME,…": [*dict.fromkeys(each.group for each in _SCENARIOS.values()), *_SCENARIOS],
+    "--wire API": WIRE_NAMES,
+    "--wire API,…": WIRE_NAMES,
     "--format FORMAT,…": FORMATS,
     "--kind KIND": KINDS,
     "--only CODE": OutcomeCode,

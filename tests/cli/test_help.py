@@ -26,6 +26,7 @@ COMMANDS = (
         "report",
         "compare",
         "tasks",
+        "referee",
         "rollouts",
         "view",
         "what-if",

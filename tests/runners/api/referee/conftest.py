@@ -1,0 +1,19 @@
+"""The vocabulary that ships with agentrl, and the referee's scenarios."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrl.referee.program import Scenario, load_scenarios
+from agentrl.referee.vocabulary import Vocabulary
+from runners.records.starting_policy import SHIPPED
+
+
+@pytest.fixture(scope="session")
+def vocabulary() -> Vocabulary:
+    return Vocabulary(SHIPPED)
+
+
+@pytest.fixture(scope="session")
+def scenarios() -> dict[str, Scenario]:
+    return load_scenarios()

@@ -1,0 +1,246 @@
+"""A gateway that hangs, lies, answers garbage or sends without end fails with a clear message."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from agentrl.referee.adapters import FileGateway, UrlGateway
+from agentrl.referee.conversation import RefereeError
+from agentrl.referee.engine import CueEngine
+from agentrl.referee.program import Scenario
+from agentrl.referee.report import describe_run, explain, write_page, write_totals
+from agentrl.referee.trial import WIRES, Cell, Trial, collect
+from agentrl.referee.vocabulary import Vocabulary
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+SAMPLES: dict[str, Any] = {"samples": []}
+
+
+async def hang(request: web.Request) -> web.StreamResponse:
+    await asyncio.sleep(60)
+    return web.Response()
+
+
+async def cut(request: web.Request) -> web.StreamResponse:
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response()
+
+
+async def trickle(request: web.Request) -> web.StreamResponse:
+    """Send a byte now and then, for ever."""
+    response = web.StreamResponse()
+    await response.prepare(request)
+    for _ in itertools.count():
+        await response.write(b" ")
+        await asyncio.sleep(0.05)
+    return response
+
+
+async def flood(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+    await response.prepare(request)
+    for _ in range(64):
+        await response.write(b"x" * 2**20)
+    return response
+
+
+def say(body: bytes, kind: str = "application/json", status: int = 200) -> Answer:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=body, content_type=kind, status=status)
+
+    return answer
+
+
+@asynccontextmanager
+async def serving(answer: Answer, samples: Any = SAMPLES) -> AsyncIterator[UrlGateway]:
+    """Serve a gateway whose three APIs answer so."""
+
+    async def start(request: web.Request) -> web.StreamResponse:
+        host = f"http://{request.host}"
+        return web.json_response({"url": host, "headers": {}, "handle": [1]})
+
+    async def finish(request: web.Request) -> web.StreamResponse:
+        if isinstance(samples, bytes):
+            return web.Response(body=samples)
+        return web.json_response(samples)
+
+    app = web.Application()
+    app.router.add_post("/open", start)
+    app.router.add_post("/finish", finish)
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield UrlGateway(f"{url}/open", f"{url}/finish", 1.0)
+    finally:
+        await runner.cleanup()
+
+
+async def judge(
+    vocabulary: Vocabulary, gateway: Any, scenario: Scenario, wire: str = "chat"
+) -> tuple[Cell, str]:
+    """Return a cell and its story."""
+    cell = await Trial(gateway, CueEngine(vocabulary), vocabulary).run_cell(scenario, wire)
+    run = json.loads(json.dumps(describe_run([cell], vocabulary, gateway="<b>", date="today")))
+    assert "<b>" not in write_page(run)
+    assert write_totals(run)
+    return cell, "\n".join(explain(run, scenario.name))
+
+
+DEEP = b"[" * 100_000
+BAD: dict[str, tuple[Answer, str]] = {
+    "hangs": (hang, "no answer within 1 s"),
+    "cuts": (cut, "the connection failed"),
+    "trickles": (trickle, "no answer within 1 s"),
+    "floods": (flood, "an answer of over 32 MB"),
+    "says nothing": (say(b""), "(nothing)"),
+    "says HTML": (say(b"<html>\x00\xff no", "text/html"), "<html>"),
+    "says null": (say(b"null"), "not as the API has it"),
+    "says a list": (say(b"[]"), "not as the API has it"),
+    "says numbers": (
+        say(b'{"choices": [{"message": {"content": 5}, "finish_reason": "stop"}]}'),
+        "not as the API has it",
+    ),
+    "nests": (say(DEEP), "no JSON"),
+    "fails": (say(b'{"error": "\xf0\x9f\x98"}', status=500), "HTTP 500"),
+    "redirects": (say(b"", status=302), "HTTP 302"),
+    "says an error": (say(b'{"error": {"message": "no"}}'), "an error in the answer"),
+}
+
+
+@pytest.mark.parametrize("name", list(BAD))
+async def test_a_bad_answer_is_a_message(
+    name: str, vocabulary: Vocabulary, scenarios: dict[str, Scenario]
+) -> None:
+    answer, wanted = BAD[name]
+    async with serving(answer) as gateway:
+        for scenario in (scenarios["linear"], scenarios["streamed"]):
+            cell, story = await judge(vocabulary, gateway, scenario)
+            assert cell.state == "lost"
+            assert cell.judgement.scores.refused == 1
+            if scenario.stream and "stream" in story:
+                continue  # no stream came at all
+            assert wanted in story
+
+
+STREAMS = {
+    "no events": b"",
+    "garbage": b"data: {no\n\n",
+    "a list": b"data: []\n\n",
+    "no end": b'data: {"choices": [{"index": 0, "delta": {"content": "a"}}]}\n\n',
+    "an unknown event": b'data: {"type": "content_block_delta", "index": 7, "delta": {}}\n\n',
+    "an error": b'data: {"type": "error", "error": {"message": "no"}}\n\n',
+}
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("name", list(STREAMS))
+async def test_a_bad_stream_is_a_message(
+    name: str, wire: str, vocabulary: Vocabulary, scenarios: dict[str, Scenario]
+) -> None:
+    async with serving(say(STREAMS[name], "text/event-stream")) as gateway:
+        cell, story = await judge(vocabulary, gateway, scenarios["streamed"], wire)
+    assert cell.state == "lost"
+    assert "refused: request 0: " in story
+
+
+LIES: dict[str, Any] = {
+    "no samples": ({"samples": None}, "samples have to be a list"),
+    "no object": ([1], "no JSON object"),
+    "a number": ({"samples": [5]}, "an object with tokens and mask"),
+    "no tokens": ({"samples": [{"mask": [1]}]}, "tokens has to be a list of numbers"),
+    "texts": ({"samples": [{"tokens": ["a"], "mask": [1]}]}, "tokens has to be a list of numbers"),
+    "another length": ({"samples": [{"tokens": [1, 2], "mask": [1]}]}, "2 tokens, but 1 mask"),
+    "another mask": ({"samples": [{"tokens": [1], "mask": [7]}]}, "a mask has 0 and 1 alone"),
+    "no number": (b'{"samples": [{"tokens": [1], "mask": [1], "logprobs": [NaN]}]}', "no number"),
+    "infinite tokens": (b'{"samples": [{"tokens": [Infinity], "mask": [1]}]}', "list of numbers"),
+    "no JSON": (b"{", "no JSON"),
+}
+
+
+@pytest.mark.parametrize("name", list(LIES))
+async def test_samples_that_cannot_be_read_are_a_message(
+    name: str, vocabulary: Vocabulary, scenarios: dict[str, Scenario]
+) -> None:
+    samples, wanted = LIES[name]
+    async with serving(say(b"", status=500), samples) as gateway:
+        cell, story = await judge(vocabulary, gateway, scenarios["linear"])
+    assert cell.state == "lost"
+    assert f"finish: {wanted}" in story or wanted in story
+
+
+async def test_invented_samples_and_answers_are_seen(
+    vocabulary: Vocabulary, scenarios: dict[str, Scenario]
+) -> None:
+    answer = {"choices": [{"message": {"content": "made up"}, "finish_reason": "stop"}]}
+    samples = {"samples": [{"tokens": [1, 2, 3], "mask": [0, 1, 1]}]}
+    async with serving(say(json.dumps(answer).encode()), samples) as gateway:
+        cell, story = await judge(vocabulary, gateway, scenarios["chat_only"])
+    assert cell.state == "wrong"
+    assert cell.judgement.scores.invented == 2
+    assert cell.judgement.scores.calls == 4
+    assert "was never sampled" in story
+
+
+async def test_a_gateway_that_never_answers_ends_the_run(
+    vocabulary: Vocabulary, scenarios: dict[str, Scenario]
+) -> None:
+    async with serving(hang) as gateway:
+        trial = Trial(gateway, CueEngine(vocabulary), vocabulary)
+        cells, ended = await collect(trial, scenarios.values(), ["chat"])
+    assert len(cells) == 3
+    assert "3 scenarios in a row got no answer: no answer within 1 s" in ended
+    nowhere = UrlGateway("http://127.0.0.1:9/open", "http://127.0.0.1:9/finish", 1.0)
+    trial = Trial(nowhere, CueEngine(vocabulary), vocabulary)
+    cells, ended = await collect(trial, scenarios.values(), ["chat"])
+    assert "open: the connection failed" in ended
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted"),
+    [
+        ("raise ValueError('no')", "no"),
+        ("def open(): ...", "finish"),
+        ("def open(: ", "SyntaxError"),
+    ],
+)
+def test_an_adapter_that_cannot_be_used_is_refused(
+    source: str, wanted: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "adapter.py"
+    file.write_text(source)
+    with pytest.raises(RefereeError, match=wanted):
+        FileGateway(file, 1.0)
+
+
+ADAPTERS = {
+    "raise ValueError('secret')": "the adapter's open() raised ValueError: secret",
+    "import time; time.sleep(3)": "the adapter's open() did not return within 0.2 s",
+    "return 'ftp://h', {}, 1": "open has to give the url of an API",
+    "return 'http://h', {'a': 1}, 1": "headers as an object of texts",
+    "return 5": "has to return (url, headers, handle)",
+}
+
+
+@pytest.mark.parametrize("body", list(ADAPTERS))
+async def test_an_adapter_that_fails_is_a_message(
+    body: str, tmp_path: Path, vocabulary: Vocabulary, scenarios: dict[str, Scenario]
+) -> None:
+    file = tmp_path / "adapter.py"
+    file.write_text(f"def open():\n    {body}\ndef finish(handle): return []\n")
+    cell, story = await judge(vocabulary, FileGateway(file, 0.2), scenarios["linear"])
+    assert cell.state == "lost"
+    assert ADAPTERS[body] in story
