@@ -8,6 +8,7 @@ one block, and move cache marks; the pieces, and so their digests, stay the same
 from __future__ import annotations
 
 import json
+import math
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -263,23 +264,32 @@ class Answer:
     stop_sequence: str | None
     usage: dict[str, int]
     """prompt_tokens, completion_tokens, cached_tokens."""
-
-
-_READABLE = ("ok", "unknown_tool")
-"""Parse statuses of calls that are passed on. A call of a tool that does not exist is one of them:
-the agent program answers it with its own error, from which the policy can learn.
-"""
+    recovered: tuple[str, ...] = ()
+    """Kinds of wrong mark-up of calls that were read all the same, one entry per call."""
 
 
 def _is_serializable(call: list[Any]) -> bool:
-    """Return whether a call can be sent as JSON; lone surrogates, integers beyond 64 bits and deep
-    nesting, all of which a policy can write, cannot.
+    """Return whether a call can be sent as JSON that every client reads; lone surrogates, integers
+    beyond 64 bits, numbers that are none and deep nesting, all of which a policy can write, cannot.
     """
     try:
-        orjson.dumps(call)
+        return b"null" not in orjson.dumps(call) or not _has_odd_number(call)
     except orjson.JSONEncodeError:
         return False
-    return True
+
+
+def _has_odd_number(value: Any) -> bool:
+    """Return whether there is a NaN or an infinite number, which orjson writes as null."""
+    rest = [value]
+    while rest:
+        match rest.pop():
+            case float() as number if not math.isfinite(number):
+                return True
+            case dict() as members:
+                rest.extend(members.values())
+            case list() as items:
+                rest.extend(items)
+    return False
 
 
 def read_reply(reply: TextReply) -> ParsedResponse:
@@ -295,9 +305,10 @@ def read_answer(parsed: ParsedResponse, generation: Generation, call_id_prefix: 
     """Return the answer that a parsed generation makes; its calls get new ids."""
     calls: list[IssuedCall] = []
     malformed: list[str] = []
+    recovered: list[str] = []
     for call in parsed.tool_calls:
         if (
-            call.status in _READABLE
+            call.status == "ok"
             and call.name
             and isinstance(call.arguments, dict)
             and _is_serializable([call.name, call.arguments])
@@ -305,6 +316,7 @@ def read_answer(parsed: ParsedResponse, generation: Generation, call_id_prefix: 
             calls.append(
                 IssuedCall(call_id_prefix + secrets.token_hex(12), call.name, call.arguments)
             )
+            recovered += [call.recovered] * bool(call.recovered)
         else:
             malformed.append(call.raw)
     text = parsed.content
@@ -323,6 +335,7 @@ def read_answer(parsed: ParsedResponse, generation: Generation, call_id_prefix: 
         text="\n".join(part for part in (text, *malformed) if part),
         calls=tuple(calls),
         malformed_calls=len(malformed),
+        recovered=tuple(recovered),
         stop_reason=reason,
         stop_sequence=stop if reason == "stop_sequence" else None,
         usage={

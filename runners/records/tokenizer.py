@@ -84,13 +84,15 @@ class ToolCall:
     """A dict if they are a JSON object."""
     status: str = "ok"
     """Verdict of the parser: "ok", or the fault."""
+    own_id: str = ""
+    """The policy's own id of the call, where its family has ids."""
+    recovered: str = ""
+    """Kind of mistake in its mark-up, if it was read all the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedResponse:
-    """Sampled tokens, parsed. A family of `renderers` returns the library's own class, which has
-    these fields and more.
-    """
+    """Sampled tokens, parsed."""
 
     content: str
     reasoning_content: str | None = None
@@ -105,7 +107,7 @@ class RenderedTokens(Protocol):
 
 
 class Renderer(Protocol):
-    """Messages to tokens and back for one model family: the part of `renderers.Renderer` in use."""
+    """Messages to tokens for one model family: the part of `renderers.Renderer` in use."""
 
     def render_ids(
         self,
@@ -128,16 +130,6 @@ class Renderer(Protocol):
         """Return the ids of previous prompt + previous output + new messages, with the first two
         unchanged; None if that cannot be proven.
         """
-        ...
-
-    def parse_response(
-        self,
-        token_ids: list[int],
-        *,
-        tools: list[dict[str, Any]] | None = None,
-        prompt_ids: list[int] | None = None,
-    ) -> ParsedResponse:
-        """Parse sampled tokens."""
         ...
 
     def get_stop_token_ids(self) -> list[int]:

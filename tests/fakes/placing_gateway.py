@@ -51,7 +51,7 @@ class PlacingGateway:
     """The request that was answered last, not counting retries."""
 
     def __post_init__(self) -> None:
-        texts = Texts(TextWork(self.tokenizer, self.renderer), make_limits())
+        texts = Texts(TextWork(self.tokenizer, self.renderer, "qwen3"), make_limits())
         self.branches = Branches("s", texts)
 
     def ask(self, request: TurnRequest, *calls: IssuedCall, text: str = "") -> int:

@@ -16,6 +16,7 @@ import torch
 
 from conf.sections.scenario import ScenarioKind
 from runners.gateway.dialects.anthropic import to_renderer_messages
+from runners.gateway.texts.text_work import TextWork
 from runners.records.starting_policy import SHA256, SHIPPED, hash_files
 from runners.records.tokenizer import Renderer, Tokenizer, load_renderer, load_tokenizer
 from runners.rollouts.harnesses.native import agent
@@ -79,7 +80,8 @@ class Policy:
         self.bodies.append({**body, "messages": list(body["messages"])})
         tokenizer, renderer = self._parts
         turn = self._left[body["messages"][0]["content"]].pop(0)
-        parsed = renderer.parse_response(tokenizer.encode(turn.completion))
+        work = TextWork(tokenizer, renderer, "qwen3")
+        parsed = work.read_output(tokenizer.encode(turn.completion), [], []).parsed
         number = len(self.bodies)
         content: list[dict[str, Any]] = [
             {"type": "tool_use", "id": f"c{number}", "name": call.name, "input": call.arguments}

@@ -23,6 +23,10 @@ class SessionCounters(EngineCallCounters):
     """Requests that may be a sub-agent's without naming it; they were given to the main thread."""
     sampled_tokens: int = 0
     malformed_calls: int = 0
+    recovered_calls: int = 0
+    """Calls whose mark-up was wrong and that were read all the same."""
+    recovered_kinds: Counter[str] = field(default_factory=Counter)
+    """They, by the kind of mistake."""
     retries: int = 0
     """Requests answered from an earlier or running turn."""
     aborted: int = 0

@@ -155,6 +155,7 @@ class Session:
             "in_flight": len(self._in_flight),
             **asdict(self.counters),
             "branches": dict(self.counters.branches),
+            "recovered_kinds": dict(self.counters.recovered_kinds),
             "ignored": dict(self.counters.ignored),
             "over_limit": self.budget.over_limit,
             "failed_service": self.failures.latest,
@@ -489,6 +490,8 @@ class Session:
         counters.sampled_tokens += turn.output_tokens
         self._prompt_tokens.append(turn.prompt_tokens)
         counters.malformed_calls += turn.malformed_calls
+        counters.recovered_calls += len(answer.recovered)
+        counters.recovered_kinds.update(answer.recovered)
         counters.tools_changed += place.tools_changed
         counters.tools_added += left is not None and left.kind == "tools"
         counters.compactions_missed += self._compactions.add_turn(turn)

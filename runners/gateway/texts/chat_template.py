@@ -93,18 +93,6 @@ class ChatTemplate:
         """Return None: no continuation of a template's output can be proven."""
         return None
 
-    def parse_response(
-        self,
-        token_ids: list[int],
-        *,
-        tools: list[dict[str, Any]] | None = None,
-        prompt_ids: list[int] | None = None,
-    ) -> ParsedResponse:
-        """Return the text, without the tokens that ended it; the server's parsers do the rest."""
-        while token_ids and token_ids[-1] in self._stop:
-            token_ids = token_ids[:-1]
-        return ParsedResponse(self._tokenizer.decode(token_ids))
-
     def get_stop_token_ids(self) -> list[int]:
         """Return the ids that end a turn."""
         return list(self._stop)

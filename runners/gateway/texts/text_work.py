@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from conf.sections.gateway import GatewayLimitsConfig
+from runners.gateway.calls.families import PARSERS
+from runners.gateway.calls.values import Tools
 from runners.gateway.conversation import TurnRequest
 from runners.gateway.dialects.contract import ParsedRequest
 from runners.gateway.dialects.endpoints import DIALECTS
@@ -39,6 +41,9 @@ from runners.records.tokenizer import (
     load_tokenizer,
 )
 
+PROMPT_END = 32
+"""Tokens of a prompt that a parser sees: they tell whether an answer begins inside of a thought."""
+
 
 @dataclass(frozen=True, slots=True)
 class OutputText:
@@ -52,9 +57,13 @@ class OutputText:
 class TextWork:
     """The functions of one policy's tokenizer and renderer; it has no state."""
 
-    def __init__(self, tokenizer: Tokenizer, renderer: Renderer) -> None:
+    def __init__(self, tokenizer: Tokenizer, renderer: Renderer, family: str) -> None:
+        """``family``: ``model.renderer``, whose parser reads what is sampled."""
         self._tokenizer = tokenizer
         self._renderer = renderer
+        self._parser = PARSERS[family]
+        kept = set(tokenizer.convert_tokens_to_ids(self._parser.kept_stops))
+        self._ends = frozenset(renderer.get_stop_token_ids()) - kept
 
     def stop_token_ids(self) -> tuple[int, ...]:
         """Return the tokens that end a turn."""
@@ -130,13 +139,13 @@ class TextWork:
     def read_output(
         self, ids: list[int], tools: list[dict[str, Any]], prompt: list[int]
     ) -> OutputText:
-        """Parse sampled tokens; those that no parser takes become one malformed call."""
-        text = self._tokenizer.decode(ids)
-        try:
-            parsed = self._renderer.parse_response(ids, tools=tools or None, prompt_ids=prompt)
-        except (RecursionError, ValueError):  # a policy can write JSON that no parser takes
-            parsed = self.read_unparsed(ids)
-        return OutputText(parsed, self._tokenizer.encode(text) == ids)
+        """Parse sampled tokens; ``prompt`` may be the end of it only."""
+        end = next((at for at, token in enumerate(ids) if token in self._ends), len(ids))
+        text = self._tokenizer.decode(ids[:end])
+        prompt_end = self._tokenizer.decode(prompt[-PROMPT_END:])
+        parsed = self._parser.parse(text, prompt_end, Tools.of(tools))
+        whole = text + self._tokenizer.decode(ids[end:]) if end < len(ids) else text
+        return OutputText(parsed, self._tokenizer.encode(whole) == ids)
 
     def read_unparsed(self, ids: list[int]) -> ParsedResponse:
         """Return sampled tokens as one call that cannot be parsed."""
@@ -147,7 +156,7 @@ class TextWork:
 def make_text_work(tokenizer_dir: Path, renderer: str) -> TextWork:
     """Return the work with the tokenizer in a directory; raises ConfigError."""
     tokenizer = load_tokenizer(tokenizer_dir)
-    return TextWork(tokenizer, make_renderer(tokenizer, renderer, tokenizer_dir))
+    return TextWork(tokenizer, make_renderer(tokenizer, renderer, tokenizer_dir), renderer)
 
 
 def parse_request(

@@ -13,6 +13,7 @@ import resource
 import signal
 import sys
 from array import array
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -80,12 +81,9 @@ def do_job(
             )
             return found if isinstance(found, str) else pack_ids(found)
         case "read_output":
-            read = work.read_output(unpack_ids(job["ids"]), job["tools"], unpack_ids(job["prompt"]))
+            read = work.read_output(unpack_ids(job["ids"]), job["tools"], job["prompt"])
             parsed = read.parsed
-            calls = [
-                (call.raw, call.name, call.arguments, str(call.status))
-                for call in parsed.tool_calls
-            ]
+            calls = [astuple(call) for call in parsed.tool_calls]
             return parsed.content, parsed.reasoning_content, calls, read.retokenizes
     raise AssertionError(job["kind"])
 

@@ -23,6 +23,7 @@ from runners.gateway.refusal import OverLimit, RefusalKind
 from runners.gateway.texts.request_cache import Continuation, KnownBody, RequestCache, read_marks
 from runners.gateway.texts.text_pool import TextFailed, TextPool
 from runners.gateway.texts.text_work import (
+    PROMPT_END,
     OutputText,
     TextWork,
     count_characters,
@@ -224,18 +225,10 @@ class Texts:
         """
         work = self._work
         assert work is not None
-        start = self._tail_start(prompt)
-        tail = prompt[start or 0 :]
-        if self._pool is None or (start is not None and len(ids) <= SHORT_OUTPUT):
-            return await self._at_once(
-                session_id, lambda: work.read_output(ids, tools, tail.tolist())
-            )
-        job = {
-            "kind": "read_output",
-            "ids": pack_ids(ids),
-            "prompt": tail.tobytes(),
-            "tools": tools,
-        }
+        tail = prompt[-PROMPT_END:].tolist()
+        if self._pool is None or len(ids) <= SHORT_OUTPUT:
+            return await self._at_once(session_id, lambda: work.read_output(ids, tools, tail))
+        job = {"kind": "read_output", "ids": pack_ids(ids), "prompt": tail, "tools": tools}
         try:
             content, reasoning, calls, retokenizes = await self._pool.run(session_id, job)
         except TextFailed:

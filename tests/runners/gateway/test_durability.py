@@ -53,7 +53,7 @@ async def bench(engine: ScriptedEngine, tokenizer_dir: Path) -> AsyncIterator[Be
     )
     await journal.open(lambda: log)
     renderer, limits = load_renderer(tokenizer, "qwen3"), make_limits()
-    texts = Texts(TextWork(tokenizer, renderer), limits)
+    texts = Texts(TextWork(tokenizer, renderer, "qwen3"), limits)
     services = SessionServices(client, texts, journal, limits)
     sampling = SessionSampling(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=100)
     yield Bench(

@@ -53,7 +53,7 @@ async def test_the_tail_of_a_long_prompt_is_enough(
     family: str, opened: str, directory: Path
 ) -> None:
     tokenizer = load_tokenizer(directory)
-    work = TextWork(tokenizer, load_renderer(tokenizer, family))
+    work = TextWork(tokenizer, load_renderer(tokenizer, family), family)
     texts = Texts(work, make_limits())
     long = [Piece(at, "user", "text", "x y z " * 900) for at in range(3)]
     request = TurnRequest("m", (*long, Piece(4, "user", "text", "go on")), TOOLS, 100)

@@ -302,7 +302,7 @@ async def test_a_valid_call_next_to_a_malformed_one_is_still_sent(
     engine.say(LOOK.replace(END, f"\n<tool_call>\nnonsense\n</tool_call>{END}"))
     answer = await agent.ask([user("fix it")])
     assert [block["type"] for block in answer["content"]] == ["text", "tool_use"]
-    assert answer["content"][0]["text"] == "I look.\nnonsense"
+    assert answer["content"][0]["text"] == "I look.\n<tool_call>\nnonsense\n</tool_call>"
     assert answer["stop_reason"] == "tool_use"
 
 

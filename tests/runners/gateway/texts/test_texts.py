@@ -41,7 +41,7 @@ ODD_NUMBERS = '{"a": NaN, "b": 1e999, "c": 123456789012345678901234567890, "d": 
 def work(tokenizer_dir: Path) -> TextWork:
     """Return the work in this process."""
     tokenizer = load_tokenizer(tokenizer_dir)
-    return TextWork(tokenizer, load_renderer(tokenizer, "qwen3"))
+    return TextWork(tokenizer, load_renderer(tokenizer, "qwen3"), "qwen3")
 
 
 @asynccontextmanager
