@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from launch.preflight import Problem
     from runners.campaigns.execution import Reports
     from runners.campaigns.jobs import Job
-    from runners.campaigns.preflight.agent_turn import AgentTurn
-    from runners.campaigns.preflight.run_check import EngineReport
+    from runners.campaigns.preflight.run_check import AgentTurn, EngineReport
 
 EXAMPLES = examples(
     "agentrl check",
@@ -80,7 +79,6 @@ def check(
     from launch.requirements import warn_of_unmet
     from runners.campaigns.execution import find_start_errors, refuse_start
     from runners.campaigns.jobs import new_jobs
-    from runners.campaigns.preflight.start_check import find_device_errors
     from runners.tasks.sets import check_sets
 
     if against is not None:
@@ -88,10 +86,13 @@ def check(
     compare_with_recordings(overrides or [], as_json=as_json)
     benchmark, lines = split_command(overrides or [])
     jobs = new_jobs(lines, config, kind="check")
-    errors = find_start_errors(jobs, benchmark=benchmark, uses_policy=not gold)
     on_cluster = jobs[0].config.launch.kind != "local"
-    if benchmark is None and not on_cluster:
-        errors += find_device_errors(job.config for job in jobs)
+    errors = find_start_errors(
+        jobs,
+        benchmark=benchmark,
+        uses_policy=not gold,
+        here=benchmark is None and not on_cluster,
+    )
     if not gold:
         errors += _install(jobs)
     problems = [

@@ -20,7 +20,7 @@ from runners.observe.figures import (
     format_amount,
     overlay_rates,
 )
-from runners.records.printable import make_printable
+from runners.records.text import make_printable
 
 _HEIGHT = 12
 """Lines of the curves."""

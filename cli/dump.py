@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -16,9 +16,6 @@ from cli.arguments import (
     TaskIds,
     examples,
 )
-
-if TYPE_CHECKING:
-    from runners.observe.export import DumpReport
 
 EXAMPLES = examples(
     "agentrl dump-trajectories runs/20260101-120000-linear --validate",
@@ -69,18 +66,25 @@ def dump_trajectories(
 ) -> None:
     """Export a run: every rollout, failures included, with the exact tokens."""
     from cli.invocation import print_json, stderr
-    from runners.observe.export import dump, find_decode, require_known
+    from runners.observe.export import (
+        DumpError,
+        dump,
+        find_decode,
+        parse_filter,
+        parse_formats,
+        require_known,
+    )
     from runners.observe.report import read_document
-    from runners.records.store import RunStore
+    from runners.records.store import RunStore, StoreError
 
-    formats = dump.parse_formats(form)
-    selection = dump.parse_filter(only, step, task or (), min_reward)
+    formats = parse_formats(form)
+    selection = parse_filter(only, step, task or (), min_reward)
     if validate and not {"jsonl", "sft"}.intersection(formats):
-        raise dump.DumpError(f"--validate checks jsonl and sft: --format {form},jsonl")
+        raise DumpError(f"--validate checks jsonl and sft: --format {form},jsonl")
     with RunStore.open(run, read_only=True) as store:
         require_known(store, tasks=selection.tasks, steps=selection.steps)
         decode = find_decode(store)
-        report = dump.dump(
+        report = dump(
             store,
             out or run / "dump",
             formats=formats,
@@ -91,7 +95,8 @@ def dump_trajectories(
         )
     stderr().print(f"{report.rollouts:,} rollouts, {report.bytes / 1e6:,.1f} MB", soft_wrap=True)
     if validate:
-        _validate(report)
+        if faults := report.find_faults():
+            raise StoreError("\n".join(faults))
         stderr().print("every record is valid", style="green")
     if as_json:
         files = [
@@ -102,15 +107,3 @@ def dump_trajectories(
     else:
         for path in report.paths:
             typer.echo(path)
-
-
-def _validate(report: DumpReport) -> None:
-    from runners.observe.export import jsonl, sft
-    from runners.records.store import StoreError
-
-    validators = {"jsonl": jsonl.validate, "sft": sft.validate}
-    checked = [file for file in report.files if file.format in validators]
-    if faults := [
-        f"{file.path}: {fault}" for file in checked for fault in validators[file.format](file.path)
-    ]:
-        raise StoreError("\n".join(faults))

@@ -118,7 +118,7 @@ def _run_sweep(
     jobs: list[Job], invocation: Invocation, benchmark: Benchmark, measure: Measure
 ) -> int:
     from cli.sweep import run_sweep
-    from runners.campaigns.evaluation.table import render_comparison
+    from runners.campaigns.evaluation.report import render_comparison
 
     def run_one(job: Job) -> tuple[dict[str, Any], bool]:
         return measure(benchmark, job, invocation)
@@ -130,7 +130,7 @@ def _evaluate(
     benchmark: Benchmark, job: Job, invocation: Invocation
 ) -> tuple[dict[str, Any], bool]:
     """Run an evaluation; return its document, and whether the user asked to stop."""
-    from runners.campaigns.evaluation.table import render_report
+    from runners.campaigns.evaluation.report import render_report
     from runners.campaigns.execution import execute_evaluation
 
     invocation.run_dir = job.run_dir
@@ -147,14 +147,11 @@ def _calibrate(
     benchmark: Benchmark, job: Job, invocation: Invocation
 ) -> tuple[dict[str, Any], bool]:
     """Run a calibration; return its document, and whether the user asked to stop."""
-    from runners.campaigns.evaluation.calibration import calibrate
-    from runners.campaigns.evaluation.table import render_calibration
-    from runners.campaigns.execution import report_head
+    from runners.campaigns.evaluation.report import render_calibration
+    from runners.campaigns.execution import execute_calibration
 
     invocation.run_dir = job.run_dir
-    report_head(job.config, job.run_dir, uses_policy=False)
-    job.write_config()
-    result = calibrate(benchmark, job.config, job.run_dir, resume=job.resume)
+    result = execute_calibration(benchmark, job)
     if result.document:
         stderr().print(render_calibration(result.document))
     document = {"run_dir": str(job.run_dir), **result.document, **result.end.document()}

@@ -158,7 +158,7 @@ async def _run_program(
     from cli.gateway_once import describe_rollout, read_rollout, render_rollout, write_record
     from cli.invocation import print_json, stderr
     from runners.observe.console import report_warning
-    from runners.services.attached_program import run_attached
+    from runners.services.gateway_alone import run_attached
 
     code = await run_attached(
         config,

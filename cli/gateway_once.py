@@ -15,7 +15,7 @@ def read_rollout(run_dir: Path) -> ExportedRollout:
     """Return the rollout of the run's one session."""
     from runners.observe.export import ExportedRun, build_trajectory
     from runners.records.store import RunStore
-    from runners.services.attached_program import SESSION
+    from runners.services.gateway_alone import SESSION
 
     with RunStore.open(run_dir, read_only=True) as store:
         record = store.rollout(SESSION)
@@ -27,7 +27,7 @@ def read_rollout(run_dir: Path) -> ExportedRollout:
 def write_record(rollout: ExportedRollout, out: Path) -> None:
     """Write the rollout as a line of ``trajectories.jsonl``; raises DumpError."""
     from runners.observe.export import to_dump_error
-    from runners.records.json_text import dumps
+    from runners.records.text import dumps
 
     try:
         out.write_bytes(dumps(rollout.trajectory).encode() + b"\n")
@@ -70,7 +70,7 @@ def render_rollout(short: dict[str, Any]) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    from runners.records.printable import make_printable
+    from runners.records.text import make_printable
 
     title = f"{short['outcome']}: {short['message']}".removesuffix(": ")
     table = Table(title=make_printable(title), title_justify="left")

@@ -130,7 +130,7 @@ def print_json(document: dict[str, Any]) -> None:
     It is strict JSON in ASCII, so that every reader and every locale can read it: NaN and infinity
     become null.
     """
-    from runners.records.json_text import dumps, loads
+    from runners.records.text import dumps, loads
 
     sys.stdout.write(json.dumps(loads(dumps(document)), allow_nan=False) + "\n")
     sys.stdout.flush()
@@ -141,7 +141,7 @@ def report_error(message: str) -> None:
 
     Of a list the first ``SHOWN`` are printed, with the number of the others; ``--json`` has all.
     """
-    from runners.records.printable import make_printable
+    from runners.records.text import make_printable
 
     lines = [_cut(line) for line in make_printable(message).splitlines()] or ["(no message)"]
     console = stderr()

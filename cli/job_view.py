@@ -16,7 +16,7 @@ from rich.text import Text
 from conf.schema import Config
 from launch.job_follower import JobStatus
 from runners.observe.live import format_duration
-from runners.records.printable import make_printable
+from runners.records.text import make_printable
 
 _OUTCOMES = 5
 

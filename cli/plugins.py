@@ -27,16 +27,16 @@ def plugins(
     """List the seams for code of your own; load and check what KEY=VALUE… chooses."""
     from cli.invocation import print_json, stdout
     from conf.compose import compose
+    from runners.campaigns.execution import refuse_start
     from runners.campaigns.preflight.plugins import (
         find_plugin_errors,
         find_plugins,
         list_offered,
         list_seams,
     )
-    from runners.campaigns.preflight.start_check import refuse
 
     config = compose(split_command(overrides or [])[1])
-    refuse(list(find_plugin_errors(config)))
+    refuse_start([], list(find_plugin_errors(config)))
     offered = list_offered()
     chosen = {key: plugin for key, (plugin, _) in find_plugins(config).items()}
     if as_json:

@@ -174,7 +174,7 @@ def explain(
     from agentrl.referee.report import explain as tell
     from agentrl.referee.report import read_run
     from cli.invocation import stdout
-    from runners.records.printable import make_printable
+    from runners.records.text import make_printable
 
     console = stdout()
     for line in tell(read_run(out), scenario, wire):
@@ -266,7 +266,7 @@ def _nothing() -> AbstractAsyncContextManager[None]:
 
 def _load(tokenizer: Path | None, form: str) -> Vocabulary:
     from agentrl.referee.vocabulary import Vocabulary
-    from runners.records.starting_policy import find_shipped_policy
+    from runners.records.checkpoints import find_shipped_policy
 
     return Vocabulary(tokenizer or find_shipped_policy(), form)
 

@@ -42,7 +42,7 @@ def regrade(
     """
     from cli.invocation import print_json, stderr
     from runners.campaigns.evaluation.regrade import regrade as grade_again
-    from runners.campaigns.evaluation.table import render_regrading
+    from runners.campaigns.evaluation.report import render_regrading
 
     context.obj.run_dir = run
     result = grade_again(run, overrides or [], only=only, everything=everything)

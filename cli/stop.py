@@ -62,7 +62,7 @@ def _stop_here(run: Path, *, now: bool) -> dict[str, Any]:
     from cli.invocation import stderr
     from runners.campaigns.jobs import JobError
     from runners.observe.live import read_status
-    from runners.services.stop_run import read_driver, stop_driver
+    from runners.services.stop_signals import read_driver, stop_driver
 
     driver = read_driver(run)
     if driver is None:

@@ -20,7 +20,7 @@ from launch.preflight import Problem
 from runners.campaigns.jobs import Job
 from runners.observe.figures import LabelledTable, count_trained
 from runners.observe.live import format_duration
-from runners.records.printable import make_line, make_printable
+from runners.records.text import make_line, make_printable
 from runners.tasks.sets import TaskListing
 
 

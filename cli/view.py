@@ -95,7 +95,7 @@ def _require_rollout(run: Path, rollout: str) -> None:
 def _write(run: Path, out: Path) -> None:
     import tempfile
 
-    from runners.observe.export import dump, find_decode, html
+    from runners.observe.export import dump, find_decode, to_dump_error
     from runners.observe.report import read_document
     from runners.records.store import RunStore
 
@@ -103,14 +103,14 @@ def _write(run: Path, out: Path) -> None:
         try:
             with tempfile.TemporaryDirectory(prefix=".view.", dir=out.parent) as folder:
                 decode = find_decode(store)
-                dump.dump(
+                written = dump(
                     store,
                     Path(folder),
                     formats=("html",),
                     decode=decode,
                     report=lambda: read_document(store).to_dict(),
                 )
-                (Path(folder) / html.NAME).replace(out)
+                next(file for file in written.files if file.format == "html").path.replace(out)
         except OSError as error:
-            raise dump.to_dump_error(error, out) from error
+            raise to_dump_error(error, out) from error
     typer.echo(out)

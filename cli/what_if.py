@@ -66,7 +66,7 @@ def _render(found: WhatIf) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    from runners.records.printable import make_printable
+    from runners.records.text import make_printable
 
     # Two spaces between columns: millions of tokens in a thousand groups fit into 80 columns.
     table = Table(

@@ -15,9 +15,9 @@ import pytest
 from agentrl.testing.completions import END, Completion
 from agentrl.testing.scripted_engine import ScriptedEngine
 from runners.gateway.client import GatewayAdmin
-from runners.gateway.replicas.session_key import replica_of
+from runners.gateway.http.control import replica_of
 from runners.records.store.run_store import RunStore
-from runners.services.tiny_policy.tiny_tokenizer import write_tiny_tokenizer
+from runners.records.tokenizer import write_tiny_tokenizer
 from runners.system.processes.ports import free_port
 from tests.fakes.replicated_gateway import inline_replicas
 from tests.fakes.running_gateway import Agent, Gateway, echo, settings_for, user

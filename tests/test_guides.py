@@ -17,7 +17,7 @@ import pytest
 from agentrl.testing.completions import Completion
 from agentrl.testing.scripted_engine import ScriptedEngine
 from runners.records.store.run_store import RunStore
-from runners.services.tiny_policy.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
+from runners.records.tokenizer import tiny_tokenizer, write_tiny_tokenizer
 from tests.fakes.anthropic_server import AnthropicServer
 from tests.fakes.endpoint_servers import TextAnswer
 from tests.fakes.followed_page import follow

@@ -9,6 +9,8 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from conf.sections.section import BaseUrl, Port, Section
 
 LAST_PORT = 65535
+MODEL = "policy"
+"""The one name that ``GET /v1/models`` lists; a request may name any other."""
 
 
 class TextLimitsConfig(Section):

@@ -205,7 +205,7 @@ class CommandHarnessConfig(HarnessSection):
 
 
 class CustomHarnessConfig(PluginConfig, HarnessSection):
-    """An agent program of a plug-in (``runners/rollouts/harnesses/contract.py``)."""
+    """An agent program of a plug-in (``runners/rollouts/contract.py``)."""
 
     kind: Literal["custom"]
 

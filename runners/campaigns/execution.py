@@ -22,11 +22,12 @@ from runners.campaigns.preflight import start_check
 from runners.campaigns.preflight.start_check import NoteSets
 from runners.observe.console import make_console, report_warning
 from runners.observe.live import CampaignResult
-from runners.records.printable import make_printable
-from runners.services.run_examples import check_examples, describe_examples
+from runners.records.text import make_printable
+from runners.services.policy import check_examples, describe_examples
 from runners.tasks.sets import DatasetReport
 
 if TYPE_CHECKING:
+    from runners.campaigns.evaluation.calibration import CalibrationResult
     from runners.campaigns.evaluation.run import EvaluationResult
 
 Reports = Mapping[str, DatasetReport]
@@ -37,8 +38,7 @@ def check_campaigns(jobs: Sequence[Job]) -> None:
     """Raise one AgentrlError with everything that would refuse campaigns; print the warnings."""
     plans = [plan_local_run(job.config, job.run_dir) for job in jobs]
     sets: list[Reports] = []
-    errors = find_start_errors(jobs, note_sets=sets.append)
-    errors += start_check.find_device_errors(job.config for job in jobs)
+    errors = find_start_errors(jobs, here=True, note_sets=sets.append)
     report_sets(sets)
     refuse_start((problem for plan in plans for problem in plan.problems), errors)
 
@@ -94,27 +94,39 @@ def execute_evaluation(benchmark: Benchmark, job: Job) -> EvaluationResult:
     return run_evaluation(benchmark, job.config, job.run_dir, resume=job.resume)
 
 
+def execute_calibration(benchmark: Benchmark, job: Job) -> CalibrationResult:
+    """Run or continue a calibration to its end; raises AgentrlError if it cannot start."""
+    from runners.campaigns.evaluation.calibration import calibrate
+
+    report_head(job.config, job.run_dir, uses_policy=False)
+    job.write_config()
+    return calibrate(benchmark, job.config, job.run_dir, resume=job.resume)
+
+
 def find_start_errors(
     jobs: Sequence[Job],
     *,
     benchmark: str | None = None,
     uses_policy: bool = True,
+    here: bool = False,
     note_sets: NoteSets = lambda sets: None,
 ) -> list[AgentrlError]:
     """Return what would refuse the jobs: their tasks, their policy's files, their engine.
 
-    ``note_sets`` gets the sets of tasks of each job.
+    ``here``: they train on this machine, so its GPUs are looked for. ``note_sets`` gets the sets of
+    tasks of each job.
     """
     configs = [job.config for job in jobs]
     text = "reading the tasks, looking at the engine…"
     with make_console().status(text) as status:
-        return start_check.find_start_errors(
+        errors = start_check.find_start_errors(
             configs,
             benchmark=benchmark,
             uses_policy=uses_policy,
             show=lambda progress: status.update(f"{text} {progress}"),
             note_sets=note_sets,
         )
+    return errors + (start_check.find_device_errors(configs) if here else [])
 
 
 def report_sets(found: Sequence[Reports]) -> None:

@@ -17,8 +17,8 @@ from runners.campaigns.sampler import StepSampler
 from runners.observe.live import Progress
 from runners.records.record import RolloutRecord
 from runners.records.store import RunStore
+from runners.rollouts.contract import RolloutSpec
 from runners.rollouts.pool import Pool
-from runners.rollouts.spec import RolloutSpec
 from runners.services.driver import Interrupted
 from runners.system.concurrency import task_group
 from runners.training.advantages import StepGroups

@@ -189,7 +189,7 @@ def resumed_job(
     """
     from runners.campaigns.resumption import check_resumable
     from runners.records.store import RunStore
-    from runners.services.dataset_check import check_datasets
+    from runners.services.driver import check_datasets
 
     if benchmark is None and (on_cluster := cluster_config(run_dir)) is not None:
         stored = on_cluster.model_dump(mode="json")

@@ -29,20 +29,19 @@ from runners.campaigns.routing_retention import delete_old_routing
 from runners.campaigns.sampler import StepSampler
 from runners.campaigns.schedule import count_supervised, evaluation_batch, evaluation_due
 from runners.campaigns.step_training import StepTraining
+from runners.campaigns.teaching import Teacher
 from runners.engines.client import HttpEngine
-from runners.engines.teacher import Teacher
 from runners.observe.adviser import MetricLines
 from runners.observe.figures import MetricsWriter
 from runners.observe.live import Progress, read_overlapped, summarize_evaluation
 from runners.observe.sinks import Ending, SinkFeed, TrackerFeed
-from runners.records.checkpoints import CHECKPOINTS, Checkpoint
+from runners.records.checkpoints import CHECKPOINTS, Checkpoint, link_best, remove_old
 from runners.records.routing import RoutingShape
 from runners.records.store import RunStore
 from runners.services.driver import Interrupted
 from runners.services.services import Services
 from runners.system.plugins import PluginFailedError
 from runners.tasks.contract import Task
-from runners.training import checkpoint
 from runners.training.ranks import Trainer
 
 if TYPE_CHECKING:
@@ -272,8 +271,8 @@ class Campaign:
         if best is None:
             return
         with suppress(OSError):
-            checkpoint.link_best(root, best)
-            checkpoint.remove_old(root, keep=self._config.run.keep_checkpoints, best=best)
+            link_best(root, best)
+            remove_old(root, keep=self._config.run.keep_checkpoints, best=best)
 
     def _write_metrics(self, step: int | None = None) -> None:
         """Write the metrics of a step, or of all; a failure is an event, never the end of a run.

@@ -9,13 +9,13 @@ from __future__ import annotations
 from runners.campaigns.overlap.run_schedule import find_staleness
 from runners.records.checkpoints import (
     CHECKPOINTS,
+    OPTIMIZER,
     Checkpoint,
     CheckpointError,
     directory_name,
     find_latest,
 )
 from runners.records.store import RunStore, StoreError
-from runners.training.checkpoint import OPTIMIZER
 
 REPLAY = "replay"
 """Event of a run that replays another one's schedule."""

@@ -17,24 +17,21 @@ from runners.campaigns.overlap.recorded import RecordedSchedule
 from runners.campaigns.overlap.steps import find_served
 from runners.campaigns.preflight.teacher_check import require_teacher
 from runners.campaigns.resumption import REPLAY, check_resumable, rewind_store
-from runners.engines.adapters import ADAPTER_NAME
-from runners.engines.teacher import Teacher
+from runners.campaigns.teaching import Teacher
+from runners.engines.contract import ADAPTER_NAME
 from runners.observe.adviser import advise_run
 from runners.observe.figures import MetricsWriter
 from runners.observe.live import CampaignResult, Progress, summarize
 from runners.records.checkpoints import CHECKPOINTS, Checkpoint, CheckpointError, find_latest
 from runners.records.store import RunStore
-from runners.services.dataset_check import note_duplicates
-from runners.services.driver import RunDriver, open_run
-from runners.services.faults.wiring import metrics_faults
-from runners.services.policy import Policy, find_captured_shape
-from runners.services.run_examples import keep_examples, open_examples
+from runners.services.driver import RunDriver, note_duplicates, open_metrics, open_run
+from runners.services.policy import Policy, find_captured_shape, keep_examples, open_examples
 from runners.services.services import start_services
 from runners.system.concurrency import task_group
 from runners.system.processes import ServiceStarter
 from runners.system.processes.ledger import Ledger
 from runners.tasks.sets import load_tasks
-from runners.training.ranks import RankSettings, Trainer, start_ranks
+from runners.training.ranks import RankSettings, Trainer, start_trainer
 
 START = "start"
 """Directory of the adapters of a run's start, among its checkpoints."""
@@ -79,16 +76,12 @@ async def _run(
     driver: RunDriver,
     replayed: Path | None,
 ) -> None:
-    writer = MetricsWriter(store.run_dir, tensorboard=config.observe.tensorboard)
-    metrics = metrics_faults(config.faults, store, writer)
-    try:
+    with open_metrics(config, store) as metrics:
         policy = driver.policy()
         async with _open_campaign(
             config, policy, store, progress, metrics, driver, replayed
         ) as campaign:
             await campaign.run()
-    finally:
-        writer.close()
 
 
 @asynccontextmanager
@@ -199,11 +192,9 @@ async def _open_trainer(
         step=saved.step if saved else 0,
         ranks=trainer.devices,
     )
-    if trainer.devices > 1 or config.run.overlap != "none":  # a step must not hold the driver up
-        return await start_ranks(settings, starter)
-    from runners.training.ranks.campaign_trainer import make_trainer  # imports torch
-
-    return await asyncio.to_thread(make_trainer, settings)
+    # a step must not hold the driver up
+    apart = trainer.devices > 1 or config.run.overlap != "none"
+    return await start_trainer(settings, starter, apart=apart)
 
 
 def _save_adapters(trainer: Trainer, directory: Path) -> None:

@@ -14,7 +14,7 @@ from conf.schema import Config
 from conf.sections.plugin import PluginConfig
 from runners.campaigns.schedule import make_group, spare_task, step_tasks
 from runners.records.store import RunStore
-from runners.rollouts.spec import RolloutSpec
+from runners.rollouts.contract import RolloutSpec
 from runners.system.plugins import PluginFailedError, call_plugin, load_plugin
 from runners.tasks.contract import Task
 from runners.tasks.sets import Curriculum, StepCount, TaskDraw, TaskHistory, TaskSampler

@@ -13,7 +13,7 @@ from functools import lru_cache
 from conf.schema import Config
 from conf.sections.training import LocalTrainerConfig
 from conf.task_sets import find_weights
-from runners.rollouts.spec import RolloutSpec, derive_seed, make_spec
+from runners.rollouts.contract import RolloutSpec, derive_seed, make_spec
 from runners.tasks.contract import Task
 from runners.tasks.sets import draws
 

@@ -16,20 +16,17 @@ from conf.schema import Config
 from conf.sections.training import LocalTrainerConfig
 from conf.task_sets import name_sets
 from runners.campaigns.schedule import count_supervised
-from runners.campaigns.teaching import add_teacher_logprobs
-from runners.engines.teacher import Teacher
+from runners.campaigns.step_metrics import step_metrics
+from runners.campaigns.teaching import Teacher, add_teacher_logprobs
 from runners.observe.figures import read_evaluations
 from runners.observe.live import Progress
-from runners.records.checkpoints import CHECKPOINTS, Checkpoint, find_best
+from runners.records.checkpoints import CHECKPOINTS, Checkpoint, find_best, remove_old
 from runners.records.routing import RoutingShape
 from runners.records.store import RunStore, measure_free_mb
 from runners.system.concurrency import run_in_daemon
-from runners.training import checkpoint
 from runners.training.advantages import StepGroups
 from runners.training.ranks import Trainer
-from runners.training.step_metrics import step_metrics
-from runners.training.step_samples import StepSamples, build_samples
-from runners.training.stored_rollout import load_rollout
+from runners.training.step_samples import StepSamples, build_samples, load_rollout
 
 if TYPE_CHECKING:
     from runners.training.supervised.examples import Examples
@@ -121,7 +118,7 @@ class StepTraining:
             tokenizer=self._tokenizer,
         )
         kept = self._config.run.keep_checkpoints
-        await asyncio.to_thread(checkpoint.remove_old, root, keep=kept, best=self.find_best())
+        await asyncio.to_thread(remove_old, root, keep=kept, best=self.find_best())
         self._store.finish_step(step, metrics)
         await self._saved(saved.step)
         return saved

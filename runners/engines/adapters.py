@@ -20,8 +20,6 @@ from runners.engines.connection import EngineClient
 from runners.engines.contract import EngineError
 from runners.records.checkpoints import ADAPTER
 
-ADAPTER_NAME = "agentrl"
-"""Name of a run's adapters at its engine."""
 LOAD_PATH = "/load_lora_adapter"
 UNLOAD_PATH = "/unload_lora_adapter"
 VERSION_PATH = "/update_weight_version"

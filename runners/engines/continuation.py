@@ -13,8 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from runners.engines.contract import Generation, SamplingParams, TokenIds
-from runners.records.record import UNKNOWN_VERSION
-from runners.records.weight_spans import expand_spans, find_spans
+from runners.records.record import UNKNOWN_VERSION, expand_spans, find_spans
 
 ABORTED = "abort"
 

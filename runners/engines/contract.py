@@ -13,11 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf.errors import AgentrlError, ExitCode
-from runners.records.record import IdArray, LogprobArray
-from runners.records.weight_spans import WeightSpans
+from runners.records.record import IdArray, LogprobArray, WeightSpans
 
 REQUEST_STATUS = frozenset({400, 413, 422})
 """HTTP statuses of a request that is refused for what it contains."""
+
+ADAPTER_NAME = "agentrl"
+"""Name of a run's adapters at its engine."""
 
 
 class EngineError(AgentrlError):

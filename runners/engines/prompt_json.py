@@ -1,7 +1,7 @@
 """The JSON of long prompts: most continue one that was sent before, whose text is kept.
 
 A prompt is known by its memory: the prompts of a branch lie in one array that grows at its end
-(``runners/records/growing_ids.py``), so the text of what was there before still holds, and
+(``runners/gateway/tree/growing_ids.py``), so the text of what was there before still holds, and
 nothing of it is read, compared or copied. The text goes when the array goes: with its session.
 """
 

@@ -23,7 +23,7 @@ import aiohttp
 import orjson
 
 from runners.engines.resilient import PauseResult
-from runners.gateway.gateway_error import GatewayError
+from runners.gateway.refusal import GatewayError
 from runners.system.concurrency import backoff_s
 
 DEADLINE_S = 60.0

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -18,9 +19,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from conf.sections.gateway import MODEL
+from conf.sections.section import SERVER_KEYS
 from runners.gateway.client import GatewayAdmin
-from runners.gateway.gateway_error import GatewayError
-from runners.gateway.program_environment import program_environment
+from runners.gateway.refusal import GatewayError
 from runners.records.record import Segment
 
 T = TypeVar("T")
@@ -150,3 +152,22 @@ def _read_segment(row: Mapping[str, Any]) -> Segment:
         "own_turns": tuple(row["own_turns"]),
     }
     return Segment(**{**row, **arrays})
+
+
+WITHHELD = (*SERVER_KEYS, "ANTHROPIC_AUTH_TOKEN")
+"""Keys of servers are not the program's; a token of Anthropic's would be sent beside our key."""
+
+
+def program_environment(url: str, api_key: str) -> dict[str, str]:
+    """Return this process's environment with a gateway's address and a session's key, under the
+    names that the clients of OpenAI and Anthropic read.
+    """
+    inherited = {name: value for name, value in os.environ.items() if name not in WITHHELD}
+    return inherited | {
+        "OPENAI_BASE_URL": f"{url}/v1",
+        "OPENAI_API_KEY": api_key,
+        "OPENAI_MODEL": MODEL,
+        "ANTHROPIC_BASE_URL": url,
+        "ANTHROPIC_API_KEY": api_key,
+        "ANTHROPIC_MODEL": MODEL,
+    }

@@ -1,9 +1,12 @@
-"""Refusals: why a request gets no turn; each dialect puts them into its own error envelope."""
+"""Refusals: why a request gets no turn; each dialect puts them into its own error envelope. And the
+error of a call to the gateway, apart from its client, so that who knows it needs no HTTP.
+"""
 
 from __future__ import annotations
 
 from enum import StrEnum
 
+from conf.errors import AgentrlError, ExitCode
 from runners.engines.contract import EngineError
 
 
@@ -104,3 +107,17 @@ def refuse_for_engine(error: EngineError) -> Refused:
     if error.by_request:  # a retry would be refused the same way
         return Refused(RefusalKind.INVALID, f"the engine refuses the request: {error}")
     return EngineFailed(RefusalKind.BROKEN, f"the engine failed: {error}")
+
+
+class GatewayError(AgentrlError):
+    """The gateway refused a call or is gone; ``status`` is the HTTP status, None if it could not be
+    reached. ``unconnected``: no connection was made, so nothing was done there.
+    """
+
+    exit_code = ExitCode.SERVICE_GONE
+
+    def __init__(
+        self, message: str, *, status: int | None = None, unconnected: bool = False
+    ) -> None:
+        self.status, self.unconnected = status, unconnected
+        super().__init__(message)

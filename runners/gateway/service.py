@@ -1,4 +1,5 @@
-"""Serve a gateway: from its settings to HTTP and the control socket, until it is stopped.
+"""Serve a gateway: from its settings to HTTP and the control socket, until it is stopped; in the
+caller's loop, or as a child process of a run (protocol: ``runners.system.processes.service``).
 
 Order is what matters here: the address is announced only when the store is open and the port is
 bound; the store is closed last, when no turn can come any more.
@@ -7,28 +8,32 @@ bound; the store is closed last, when no turn can come any more.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
+import signal
+import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from aiohttp import web
 
+from conf.errors import AgentrlError
 from conf.sections.model import CHAT_TEMPLATE
 from runners.engines.client import HttpEngine
 from runners.engines.contract import Engine
 from runners.engines.fixed_engines import connect_fixed_engine
 from runners.engines.resilient import ResilientEngine
 from runners.engines.sglang import connect_engine
+from runners.gateway.gc_tuning import COLLECTOR
 from runners.gateway.http.connections import raise_descriptor_limit
-from runners.gateway.http.control import ControlSocket
+from runners.gateway.http.control import ControlSocket, make_replica_key
 from runners.gateway.http.listening import end_connections, open_listener
 from runners.gateway.http.metrics_endpoint import serve_metrics
-from runners.gateway.http.server import GatewayServer
-from runners.gateway.replicas.session_key import make_replica_key
+from runners.gateway.http.server import GatewayServer, Handler
 from runners.gateway.sessions.registry import SessionRegistry, make_key
 from runners.gateway.sessions.session import SessionServices
 from runners.gateway.sessions.session_rollouts import RolloutPlaces, SessionRollouts
@@ -41,10 +46,20 @@ from runners.gateway.texts.text_work import make_text_work
 from runners.gateway.texts.texts import Texts
 from runners.records.store import RunStore
 from runners.system.concurrency import Admission, TokenBucket, wait_for_any
-from runners.system.processes import BACKLOG
+from runners.system.diagnostics import install_diagnostics
+from runners.system.processes import BACKLOG, receive_settings, wait_for_parent_exit
+from runners.system.processes import announce as announce_service
+
+logger = logging.getLogger(__name__)
 
 MAX_ENGINE_CALLS = 4096
 """Calls of the engine in flight at first; admission lowers it when the engine pushes back."""
+
+SWITCH_S = 0.0005
+"""Time after which a busy loop lets the turn log's thread go on, which asks for the interpreter
+after each of its half a dozen calls of SQLite and the system. With Python's own 5 ms a turn that is
+stored beside others waits for them ten times as long as its work takes.
+"""
 
 ENGINE_GRACE_S = 1.0
 """The engine's client gives up this much after the gateway, so that the gateway's own deadline
@@ -58,7 +73,8 @@ class GatewayHooks:
 
     wrap_engine: Callable[[Engine, AsyncTurnLog], Engine] = lambda engine, turn_log: engine
     """Return the engine to ask instead of the client of ``engine_url``."""
-    server_class: type[GatewayServer] = GatewayServer
+    wrap_handler: Callable[[Handler], Handler] = lambda handler: handler
+    """Return what answers requests instead of the server's own handler."""
     text_processes: bool = True
     """Let processes work on long texts. Without them the loop does: where nobody else waits for it,
     the second that each process takes to start is saved.
@@ -66,6 +82,8 @@ class GatewayHooks:
 
 
 NO_HOOKS = GatewayHooks()
+PopHooks = Callable[[dict[str, Any]], GatewayHooks]
+"""Takes from the received settings what is not the gateway's own, and makes its hooks of it."""
 
 
 async def serve(
@@ -107,8 +125,13 @@ async def serve(
     )
     raise_descriptor_limit()
     admin_key = replica.admin_key if replica else secrets.token_urlsafe(32)
-    server = hooks.server_class(
-        registry, engine, admin_key=admin_key, ping_s=settings.ping_s, limits=settings.limits
+    server = GatewayServer(
+        registry,
+        engine,
+        admin_key=admin_key,
+        ping_s=settings.ping_s,
+        limits=settings.limits,
+        wrap_handler=hooks.wrap_handler,
     )
     try:
         await turn_log.open(partial(_open_store, settings, places))
@@ -241,3 +264,54 @@ async def _control_socket(server: GatewayServer) -> AsyncIterator[str]:
         yield str(control.path)
     finally:
         await control.close()
+
+
+async def _run(pop_hooks: PopHooks) -> None:
+    """Serve until SIGTERM, or until the parent is gone."""
+    received = receive_settings()
+    hooks = pop_hooks(received)
+    settings = GatewaySettings.model_validate(received)
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+
+    async def stop_with_parent() -> None:
+        # nobody else would ever stop the gateway of a killed driver, and it holds port and store
+        await wait_for_parent_exit()
+        stop.set()
+
+    name = f"gateway-{settings.replica.number}" if settings.replica else "gateway"
+    watch = asyncio.create_task(stop_with_parent(), name="parent-watch")
+    try:
+        with install_diagnostics(
+            settings.run_dir, name, watchdog_s=settings.watchdog_s, report=logger.warning
+        ):
+            await serve(settings, announce=_announce_frozen, stop=stop, hooks=hooks)
+    finally:
+        watch.cancel()
+
+
+def _announce_frozen(info: dict[str, Any]) -> None:
+    """Announce the service, after all that is imported by now was taken from the garbage collector:
+    to walk through it again and again would hold up the loop for 0.1 s each time.
+    """
+    COLLECTOR.freeze()
+    announce_service(info)
+
+
+def main(pop_hooks: PopHooks = lambda settings: NO_HOOKS) -> int:
+    """Return the process's exit code; the reason of a failure goes to stderr."""
+    logging.basicConfig(
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO
+    )
+    sys.setswitchinterval(SWITCH_S)
+    import uvloop
+
+    try:
+        uvloop.run(_run(pop_hooks))
+    except AgentrlError as error:
+        with suppress(
+            OSError
+        ):  # the log's disk may be full; the exit code still names the kind of failure
+            print(error, file=sys.stderr)
+        return int(error.exit_code)
+    return 0

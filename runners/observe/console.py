@@ -6,7 +6,7 @@ import sys
 
 from rich.console import Console
 
-from runners.records.printable import make_printable
+from runners.records.text import make_printable
 
 
 def make_console(*, stderr: bool = True) -> Console:

@@ -3,18 +3,34 @@
 A chain (segment) is a path from the root; it grows at its end only, so a fork starts a new one.
 Invariants, checked as turns are added: along a path the tokens are exactly those that the model
 saw, at their positions; every sampled token belongs to one chain, which alone trains it.
+
+Here too: which chains are trained, and their shares of the rollout's advantage. The trainer chooses
+them of a step; a reader of the store does it again, to tell why a chain is not in the loss. A chain
+is kept or dropped whole, but a final one may lose its tail.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from conf.errors import AgentrlError, ExitCode
+from conf.sections.plugin import PluginConfig
+from conf.sections.training import (
+    CollapseFanoutConfig,
+    FanoutConfig,
+    LocalTrainerConfig,
+    SegmentsFanoutConfig,
+    ShareName,
+    TrainerConfig,
+)
 from runners.records.record import (
     EDIT_BREAK,
+    MAIN_THREAD,
     BranchKind,
     IdArray,
     LogprobArray,
@@ -225,3 +241,125 @@ def build_segments(turns: Sequence[Turn]) -> list[Segment]:
             == sum(len(turn.output_ids) for turn in turns)
     """
     return TurnGraph(turns).build_segments()
+
+
+def common_prefix_length(first: NDArray[np.integer[Any]], *others: NDArray[np.integer[Any]]) -> int:
+    """Return how many leading tokens (int32 [n_i]) or bytes (uint8 [n_i]) all sequences share; n_i
+    may be 0.
+
+    >>> common_prefix_length(np.array([7, 8, 9], np.int32), np.array([7, 8, 1, 2], np.int32))
+    2
+    """
+    length = len(first)
+    for other in others:
+        length = min(length, len(other))
+        differs = first[:length] != other[:length]
+        at = int(differs.argmax()) if length else 0  # the first True; 0 also if there is none
+        length = at if length and differs[at] else length
+    return length
+
+
+DropReason = Literal[
+    "unfinished", "collapsed", "side", "subagent", "compaction", "empty", "long", "many"
+]
+"""``unfinished``: the whole rollout, which ran out of its budget; ``collapsed``, ``side``,
+``subagent``, ``compaction``: the configuration does not train such a segment; ``empty``: nothing
+was sampled in it; ``long``, ``many``: a cap.
+"""
+
+
+def choose_segments(
+    segments: Iterable[Segment], config: FanoutConfig
+) -> tuple[list[Segment], dict[int, DropReason]]:
+    """Return the segments that become samples, and the reason against each other one, by index."""
+    left_out: dict[int, DropReason] = {}
+    kept = []
+    for segment in segments:
+        reason = _unwanted(segment, config) or _unusable(segment, config)
+        if reason is None:
+            kept.append(segment)
+        else:
+            left_out[segment.index] = reason
+    if isinstance(config, SegmentsFanoutConfig):
+        capped = _capped(kept, config.max_segments)
+        few = {segment.index for segment in capped}
+        left_out |= {segment.index: "many" for segment in kept if segment.index not in few}
+        kept = capped
+    return kept, left_out
+
+
+def divide_advantage(kept: Sequence[Segment], rule: ShareName) -> list[float]:
+    """Return each kept chain's share of the rollout's advantage, as a factor of it.
+
+    With K chains of n sampled tokens each: ``copy`` 1; ``uniform`` 1 / K; ``token_share`` n / Σn;
+    ``final_only`` 1 on the final chain, else 0; ``root_only`` 1 on chains of the main thread, else
+    0. Example: ``token_share`` of chains with 2 and 6 sampled tokens: [0.25, 0.75].
+    """
+    match rule:
+        case "copy":
+            return [1.0] * len(kept)
+        case "uniform":
+            return [1.0 / len(kept) for _ in kept]
+        case "token_share":
+            tokens = [_sampled(segment) for segment in kept]
+            return [count / sum(tokens) for count in tokens]
+        case "final_only":
+            return [float(segment.kind == "final") for segment in kept]
+        case "root_only":
+            return [float(_on_main_thread(segment)) for segment in kept]
+
+
+def _unwanted(segment: Segment, config: FanoutConfig) -> DropReason | None:
+    """Return the reason why the configuration does not train such a segment; None if it does."""
+    if isinstance(config, CollapseFanoutConfig):
+        if segment.kind == "final":
+            return None
+        return "side" if segment.kind == "side" else "collapsed"
+    if segment.kind == "side" and not config.train_side:
+        return "side"
+    if not _on_main_thread(segment) and not config.train_subagents:
+        return "subagent"
+    if segment.kind == "compaction" and not config.train_compaction:
+        return "compaction"
+    return None
+
+
+def _unusable(segment: Segment, config: FanoutConfig) -> DropReason | None:
+    """Return the reason why no sample can be made of a segment; None if one can."""
+    if not segment.loss_mask.any():
+        return "empty"
+    longest = config.max_segment_tokens
+    if longest is None or len(segment.tokens) <= longest:
+        return None
+    # what is left of a cut segment must have something to train
+    may_cut = segment.kind == "final" and config.long_final == "cut"
+    return None if may_cut and segment.loss_mask[:longest].any() else "long"
+
+
+def _capped(kept: list[Segment], most: int | None) -> list[Segment]:
+    """Return the final segment and the first others, ``most`` in total, in their order."""
+    if most is None or len(kept) <= most:
+        return kept
+    finals = sum(segment.kind == "final" for segment in kept)  # 0 if it was dropped, else 1
+    head = [segment.index for segment in kept if segment.kind != "final"][: most - finals]
+    return [segment for segment in kept if segment.kind == "final" or segment.index in head]
+
+
+def _on_main_thread(segment: Segment) -> bool:
+    return segment.thread == MAIN_THREAD
+
+
+def _sampled(segment: Segment) -> int:
+    return int(segment.loss_mask.sum())
+
+
+def trains_without_advantage(trainer: TrainerConfig) -> bool:
+    """Return whether tokens with an advantage of 0 have a gradient: a KL penalty, an entropy bonus,
+    a teacher, or a loss of the user's own, which may do anything.
+    """
+    return isinstance(trainer, LocalTrainerConfig) and (
+        isinstance(trainer.loss, PluginConfig)
+        or trainer.kl.weight > 0
+        or trainer.entropy_bonus > 0
+        or trainer.distill.url is not None
+    )

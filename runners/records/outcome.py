@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Annotated, Literal
 
 from runners.records.declaration import REQUIRED
-from runners.records.printable import make_printable, shorten
+from runners.records.text import make_printable, shorten
 
 MESSAGE_LENGTH = 512
 

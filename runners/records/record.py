@@ -7,7 +7,9 @@ needs a default, since the rows of older runs do not have it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -15,7 +17,6 @@ from numpy.typing import NDArray
 
 from runners.records.declaration import IN_ARRAYS, NOT_EXPORTED, REQUIRED, Column, Exported
 from runners.records.outcome import Outcome
-from runners.records.weight_spans import expand_spans
 
 IdArray = NDArray[np.int32]
 LogprobArray = NDArray[np.float32]
@@ -35,6 +36,10 @@ SegmentKind = Literal["final", "wipe", "edit", "subagent", "compaction", "side"]
 """``final``: the last chain of the main thread; ``subagent``: of another thread; ``wipe``: a chain
 whose history was replaced; ``edit``: one that the agent program left by changing an answer of the
 policy; ``compaction`` and ``side``: as the branch.
+"""
+WeightSpans = Sequence[Sequence[int]]
+"""Pairs of a version and a number of tokens, in order: the weights of a generation that were
+switched while it ran. No spans mean one version for all tokens, as almost always.
 """
 EDIT_BREAK = "edit"
 """Beginning of ``Turn.break_reason``, before the colon, if the agent program changed an answer."""
@@ -125,6 +130,46 @@ class Turn:
     def cached_tokens(self) -> int:
         """Prompt tokens that the engine had in its cache, as it reported them."""
         return self.usage.get("cached_tokens", 0)
+
+
+def find_spans(versions: NDArray[np.int32]) -> tuple[tuple[int, int], ...]:
+    """Return the spans of versions, int32 [m]; none if all are the same.
+
+    Example: ``[3, 3, 4]`` gives ``((3, 2), (4, 1))``.
+    """
+    starts = np.flatnonzero(np.diff(versions)) + 1
+    if not len(starts):
+        return ()
+    edges = [0, *starts.tolist(), len(versions)]
+    return tuple((int(versions[start]), stop - start) for start, stop in pairwise(edges))
+
+
+def expand_spans(spans: WeightSpans, version: int, tokens: int) -> NDArray[np.int32]:
+    """Return the version of each token, int32 [tokens]; without spans ``version`` for all.
+
+    Spans of more tokens are cut. The last one's goes on for tokens after them: some servers leave
+    out the stop token when they count.
+    """
+    if not spans:
+        return np.full(tokens, version, np.int32)
+    found = np.repeat(*np.array(spans, np.int32).T)[:tokens]
+    return np.append(found, np.full(tokens - len(found), spans[-1][0], np.int32))
+
+
+@dataclass(frozen=True, slots=True)
+class WireExchange:
+    """A turn's request and answer, as far as they were recorded; secrets are ``***``."""
+
+    path: str
+    headers: list[tuple[str, str]]
+    """Of the request, in their order."""
+    request: bytes
+    """Its body; fewer bytes than ``request_bytes`` if it was cut off."""
+    request_bytes: int
+    """Length of the whole body."""
+    answer: bytes
+    """JSON of the answer; a stream carries the same."""
+    answer_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf.errors import AgentrlError
-from runners.records.record import IdArray, Segment
-from runners.records.weight_spans import WeightSpans, expand_spans
+from runners.records.record import IdArray, Segment, WeightSpans, expand_spans
 
 RoutingArray = NDArray[np.uint8] | NDArray[np.uint16]
 """Expert ids [rows, decoder layers, top_k]: uint8 up to 256 experts, else uint16. Those of a dense

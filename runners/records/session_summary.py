@@ -1,20 +1,22 @@
-"""Sum up a session from its stored turns, without the tokens: last message, tool calls, usage.
+"""Sum up a session, without the tokens: last message, tool calls, usage; the counters that stay.
 
 Invariant: it says what was on the wire between gateway and engine. The agent program, which runs
-beside the policy's commands, has no part in it.
+beside the policy's commands, has no part in it. ``RolloutRecord.extra["session"]`` holds
+``STORED_COUNTERS``; a step's metrics hold the sums of ``SUMMED_COUNTERS``. Whoever reads a store
+sees today's names only, whatever names the run was written with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import orjson
 
-from runners.records.printable import make_printable, shorten
 from runners.records.record import BranchKind
+from runners.records.text import make_printable, shorten
 
 FINAL_MESSAGE = 1 << 18
 """Characters of a final message: more than a turn of 64k tokens has."""
@@ -22,6 +24,25 @@ TOOL_CALLS = 256
 """Tool calls that are kept, the last ones; all are counted."""
 NAME, ARGUMENTS, RAW_REASON = 128, 8192, 128
 """Characters of a tool's or thread's name, of a call's arguments, of an engine's own reason."""
+SUMMED_COUNTERS = (
+    *("forks", "ambiguous", "retokenization_mismatches", "parser_fallbacks", "routing_missing"),
+    *("engine_retries", "pushed_back", "unknown_keys", "compactions_missed"),
+)
+"""Their sum over a step's rollouts (``rollout/NAME`` of its metrics) is 0 when all is well."""
+
+STORED_COUNTERS = (
+    *SUMMED_COUNTERS,
+    *("branches", "breaks", "retries", "tools_changed", "ignored", "over_limit"),
+    "recovered_calls",
+    *("failed_service", "recovered_kinds"),
+)
+"""Part of a rollout's record: they cannot be computed from its stored turns, or only at a cost."""
+
+EARLIER_NAMES = {
+    "unread": "parser_fallbacks",
+    "tito_mismatches": "retokenization_mismatches",
+}
+"""Names in stores that were written before 2026-11-22, with today's."""
 
 
 class FinishReason(StrEnum):
@@ -179,3 +200,18 @@ def _close_reason(raw: str) -> FinishReason:
 
 def _bound(text: str, limit: int) -> str:
     return make_printable(shorten(text, limit))
+
+
+def rename_counters(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a stored mapping with today's names of counters; ``prefix`` precedes each.
+
+    >>> rename_counters({"rollout/unread": 2, "train/loss": 0.1}, "rollout/")
+    {'rollout/parser_fallbacks': 2, 'train/loss': 0.1}
+    """
+    today = {prefix + before: prefix + now for before, now in EARLIER_NAMES.items()}
+    return {today.get(name, name): value for name, value in record.items()}
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """Return the arithmetic mean; None of nothing."""
+    return sum(values) / len(values) if values else None

@@ -1,18 +1,21 @@
-"""Load the tokenizer and the renderer of a policy, without transformers.
+"""Load the tokenizer and the renderer of a policy, without transformers; train a tiny tokenizer.
 
 This is the only module that imports the `renderers` library: all others use the protocols below.
+The tiny tokenizer is a byte-level BPE with Qwen's special tokens, trained on a few lines: quick to
+make, exact on any text.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Protocol, get_args
 
 import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 
 from conf.errors import ConfigError
 from conf.sections.model import CHAT_TEMPLATE
@@ -263,3 +266,80 @@ def token_text(token: object) -> str | None:
     """Return a special token's text, from a string or from an object with its properties."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
+
+
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+MARKERS = (
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+)
+"""Added tokens that are ordinary text to ``skip_special_tokens``, as in Qwen's own tokenizer."""
+
+_SPLIT = "|".join(
+    (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
+        r"[^\r\n\p{L}\p{N}]?\p{L}+",
+        r"\p{N}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    )
+)
+"""Qwen's pre-tokenisation."""
+
+_LINES = (
+    'You may call one or more functions: {"type": "function", "function": {"name": "Bash"',
+    '"description": "Run a command.", "parameters": {"type": "object", "properties": {"command":',
+    '{"type": "string"}}, "required": ["command"]}',
+    '<tool_call>\n{"name": "Read", "arguments": {"file_path": "calc.py"}}\n</tool_call>',
+    "system user assistant tool_response the function adds a and b but subtracts; return a - b",
+    '{"name": "Edit", "arguments": {"file_path": "calc.py", "old_string": "a - b"}}',
+)
+
+
+@cache
+def tiny_tokenizer() -> tokenizers.Tokenizer:
+    """Train the tokenizer (about 0.05 s; the same in every process)."""
+    return train_tokenizer(_LINES, 420)
+
+
+def train_tokenizer(lines: Iterable[str], vocabulary: int) -> tokenizers.Tokenizer:
+    """Train a tokenizer of so many tokens, without the added ones, on other lines."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=[],
+    )
+    tokenizer.train_from_iterator(lines, trainer)
+    tokenizer.add_special_tokens(
+        [AddedToken(text, special=True, normalized=False) for text in SPECIAL]
+    )
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in MARKERS])
+    return tokenizer
+
+
+def write_tiny_tokenizer(directory: Path, tokenizer: tokenizers.Tokenizer | None = None) -> Path:
+    """Write ``tokenizer.json`` and ``tokenizer_config.json`` into ``directory`` and return it.
+
+    ``tokenizer``: another one of ``train_tokenizer``.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    (tokenizer or tiny_tokenizer()).save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": "<|im_end|>"}), "utf-8"
+    )
+    return directory

@@ -16,9 +16,8 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from conf.errors import error_text
-from runners.gateway.gateway_error import GatewayError
+from runners.gateway.refusal import GatewayError
 from runners.records import ids
-from runners.records.counters import STORED_COUNTERS
 from runners.records.outcome import (
     TEARDOWN,
     Outcome,
@@ -27,39 +26,39 @@ from runners.records.outcome import (
     Stage,
     advance,
 )
-from runners.records.printable import shorten
 from runners.records.record import RolloutRecord
-from runners.records.session_summary import SessionSummary
+from runners.records.session_summary import STORED_COUNTERS, SessionSummary
 from runners.records.store import StoreError
-from runners.rollouts.attempt_record import (
+from runners.records.text import shorten
+from runners.rollouts.contract import (
     AGENT_CODE,
+    AttemptContext,
+    AttemptResult,
+    Execute,
+    HarnessContext,
+    HarnessResult,
+    RolloutSpec,
     classify_error,
     conclude,
     make_record,
     verdict_to_dict,
     with_reward,
 )
-from runners.rollouts.context import AttemptContext, AttemptResult, Execute
-from runners.rollouts.harnesses.contract import HarnessContext, HarnessResult
 from runners.rollouts.reward import RolloutReward
-from runners.rollouts.spec import RolloutSpec
 from runners.sandboxes.contract import EGRESS, KilledError, OversizedError, Sandbox
 from runners.system.diagnostics import AttemptProgress
 from runners.system.processes import CPU_S, CpuMeter, measure_cpu_time
-from runners.system.processes.recorder import RolloutRecorder
-from runners.tasks.capture_limits import make_refused_patch
-from runners.tasks.contract import HarborVerifier, Patch, Verdict, VerdictKind
-from runners.tasks.grading import agent_limit_s, make_verdict, wait_healthy
-from runners.tasks.patches.denied_hosts import denied_hosts
-from runners.tasks.patches.patch import capture_patch
-from runners.tasks.patches.patch_record import (
+from runners.system.processes.ledger import RolloutRecorder
+from runners.tasks.contract import HarborVerifier, Patch, Verdict, VerdictKind, make_refused_patch
+from runners.tasks.grading import RolloutResult, agent_limit_s, make_verdict, wait_healthy
+from runners.tasks.patches.patch import (
     TOUCHED,
+    capture_patch,
     decode_patch,
     encode_patch_extra,
     encode_patch_text,
 )
-from runners.tasks.repositories.task_repositories import describe_workspace
-from runners.tasks.rollout_result import RolloutResult
+from runners.tasks.repositories.task_repositories import denied_hosts, describe_workspace
 
 _GUARD_CODES = {Stage.GRADE: OutcomeCode.GRADER_TIMEOUT}
 """Outcome of an attempt that the guard ends in a stage; in any other it is our own fault."""

@@ -15,9 +15,13 @@ from conf.errors import AgentrlError, ExitCode, error_text
 from runners.records.outcome import OutcomeClass
 from runners.records.record import RolloutRecord
 from runners.records.store import RunStore, StoreError
-from runners.rollouts.attempt_record import mark_final
-from runners.rollouts.context import AttemptContext, AttemptResult, Execute
-from runners.rollouts.spec import RolloutSpec
+from runners.rollouts.contract import (
+    AttemptContext,
+    AttemptResult,
+    Execute,
+    RolloutSpec,
+    mark_final,
+)
 from runners.system.concurrency import Admission, task_group
 
 

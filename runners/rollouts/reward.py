@@ -14,11 +14,11 @@ from conf.sections.task import (
     VerdictRewardConfig,
     find_part_weights,
 )
-from runners.records.printable import make_printable
 from runners.records.session_summary import SessionSummary
+from runners.records.text import make_printable
 from runners.system.plugins import PluginFailedError, call_plugin, check_number, load_plugin
 from runners.tasks.contract import VerdictKind
-from runners.tasks.rollout_result import RolloutResult
+from runners.tasks.grading import RolloutResult
 
 OF_TURNS = "turns"
 """Name of the part that is the sum of what turns earned (``RewardParts.turns``)."""

@@ -7,7 +7,7 @@ detached and never emptied: behind it may be the host's own files. Mode, owner a
 of what is in the tree only: neither of the directory that holds it nor of what is mounted on it.
 
 The module imports the standard library only, because a large tree is removed by a process of its
-own that runs this file (``discard.py``).
+own that runs this file (``tree.py``).
 """
 
 from __future__ import annotations

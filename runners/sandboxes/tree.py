@@ -1,15 +1,27 @@
-"""Copy directory trees that an agent will write.
+"""Copy directory trees that an agent will write, and remove them.
 
-Invariant: nothing is shared with the source, and no symbolic link is followed. Hard links would be
-cheaper, but the agent could write through them to the source; ``copy_file_range`` shares blocks
+Invariant: a copy shares nothing with its source, and no symbolic link is followed. Hard links would
+be cheaper, but the agent could write through them to the source; ``copy_file_range`` shares blocks
 where the file system can (btrfs, xfs), and copies a block when it is first written.
+
+What cannot be removed is set aside: it must not hurt a later run. A large tree is removed by a
+process of its own, so that it takes no time of the driver's interpreter, and a caller on an event
+loop holds no thread meanwhile.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import errno
 import os
+import secrets
 import stat
+import subprocess
+import sys
 from pathlib import Path
+
+from runners.sandboxes import removal
 
 CHUNK = 1 << 30
 """Bytes copied at once."""
@@ -65,3 +77,105 @@ def _copy_range(reader: int, writer: int, count: int) -> int:
         return os.copy_file_range(reader, writer, count)
     except OSError:  # across file systems before Linux 5.19, or a file system without it
         return os.write(writer, os.read(reader, min(count, 1 << 20)))
+
+
+NAMES = 5
+"""Of a directory that is to be empty, before giving up."""
+OWN_PROCESS = 20_000
+"""Entries after which a process of its own goes on: half a second of the driver's interpreter."""
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a file or a tree; blocks. A path that is gone is no error.
+
+    Raises OSError for the first entry that stays; everything else is removed.
+    """
+    if not removal.Removal(path, OWN_PROCESS).run():
+        done = subprocess.run(_command(path), stderr=subprocess.PIPE, check=False)
+        _raise_failure(path, done.returncode, done.stderr)
+
+
+def discard_tree(path: Path, aside: Path) -> None:
+    """Remove a tree, or move what cannot be removed into ``aside``, with a warning; blocks.
+
+    ``aside`` is a directory of the same file system. Raises OSError if it cannot be moved either.
+    """
+    try:
+        remove_tree(path)
+    except OSError as error:
+        _set_aside(path, aside, error)
+
+
+def clear_directory(path: Path) -> Path:
+    """Return an empty directory for us alone at ``path``, without what was there; blocks.
+
+    If that can be neither removed nor moved (a mount, another user's), the directory gets another
+    name: ``path`` with a number, the same at each start. Raises OSError.
+    """
+    place = path
+    for number in range(2, NAMES + 2):
+        marker = place.with_name(f".{place.name}.stuck")
+        try:
+            discard_tree(place, place.parent)
+            marker.unlink(missing_ok=True)
+            break
+        except OSError as error:
+            if number > NAMES:
+                raise
+            _warn_once(place, marker, error)
+        place = path.with_name(f"{path.name}-{number}")
+    place.mkdir(mode=0o700, parents=True)
+    return place
+
+
+def _warn_once(path: Path, marker: Path, error: OSError) -> None:
+    """Print that a directory stays where it is, unless its marker says that it was printed."""
+    with contextlib.suppress(FileExistsError):
+        with contextlib.suppress(PermissionError):
+            marker.touch(exist_ok=False)
+        print(
+            f"WARNING: cannot remove or move {path} ({error.strerror}); a directory beside it is "
+            "used instead. Remove it, as root: umount what is mounted there, rm -rf.",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+async def discard(path: Path, aside: Path) -> None:
+    """Do the same as ``discard_tree`` without blocking."""
+    try:
+        if not await asyncio.to_thread(removal.Removal(path, OWN_PROCESS).run):
+            process = await asyncio.create_subprocess_exec(
+                *_command(path), stderr=asyncio.subprocess.PIPE
+            )
+            _, printed = await process.communicate()
+            _raise_failure(path, process.returncode or 0, printed)
+    except OSError as error:
+        await asyncio.to_thread(_set_aside, path, aside, error)
+
+
+def _command(path: Path) -> list[str]:
+    return [sys.executable, "-I", "-S", removal.__file__, os.fspath(path)]
+
+
+def _raise_failure(path: Path, code: int, printed: bytes) -> None:
+    """Raise OSError if the removing process ended with an exit code; it printed errno and text."""
+    if code:
+        number, _, text = printed.decode(errors="replace").strip().partition(" ")
+        known = int(number) if number.isdigit() else errno.EIO
+        raise OSError(known, text or f"the removal ended with exit code {code}", str(path))
+
+
+def _set_aside(path: Path, aside: Path, reason: OSError) -> None:
+    left = aside / f".agentrl-left-{secrets.token_hex(6)}"
+    try:
+        path.rename(left)
+    except FileNotFoundError:  # somebody else removed it meanwhile
+        return
+    print(
+        f"WARNING: cannot remove what a sandbox left ({reason.strerror}: {reason.filename}). It is "
+        f"set aside as {left}, where it disturbs nothing. To delete it, as root: umount what is "
+        "mounted below it, chattr -R -ia, rm -rf.",
+        file=sys.stderr,
+        flush=True,
+    )

@@ -1,10 +1,12 @@
-"""Wrap sandboxes: a base class that forwards, the backend that keeps the ledger, a context.
+"""Wrap sandboxes: a base class that forwards, another event loop, the ledger's backend, a context.
 
 A subclass of ``ForwardingSandbox`` overrides what it changes, and calls ``real`` there.
 """
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
@@ -20,7 +22,8 @@ from runners.sandboxes.contract import (
     SandboxError,
     SandboxSpec,
 )
-from runners.system.processes.recorder import ResourceRegistry
+from runners.system.concurrency import run_in
+from runners.system.processes.ledger import ResourceRegistry
 
 
 class ForwardingSandbox:
@@ -115,3 +118,52 @@ async def open_sandbox(backend: SandboxBackend, spec: SandboxSpec) -> AsyncItera
     finally:
         with suppress(SandboxError, OSError):
             await sandbox.close()
+
+
+UNWIND_S = 10.0
+"""To end a cancelled command."""
+
+
+class SandboxElsewhere(ForwardingSandbox):
+    """A ``Sandbox`` whose calls are carried to the loop in which this object was made."""
+
+    def __init__(self, real: Sandbox) -> None:
+        super().__init__(real)
+        self._loop = asyncio.get_running_loop()
+
+    async def run(self, argv: list[str], **options: Any) -> CommandResult:
+        """Run a command in it; the options are those of the contract."""
+        return await run_in(self._loop, lambda: self.real.run(argv, **options), unwind_s=UNWIND_S)
+
+    @asynccontextmanager
+    async def on_host(
+        self, *, leave_out: Collection[str] = (), only: Collection[str] = ()
+    ) -> AsyncIterator[Path]:
+        """Yield the workspace as a directory of the host; see the contract."""
+        entered: concurrent.futures.Future[Path] = concurrent.futures.Future()
+        leave = asyncio.Event()
+
+        async def hold() -> None:
+            async with self.real.on_host(leave_out=leave_out, only=only) as path:
+                entered.set_result(path)
+                await leave.wait()
+
+        holding: asyncio.Future[Any] = asyncio.ensure_future(
+            run_in(self._loop, hold, unwind_s=UNWIND_S)
+        )
+        try:
+            ready: asyncio.Future[Any] = asyncio.wrap_future(entered)
+            await asyncio.wait({holding, ready}, return_when=asyncio.FIRST_COMPLETED)
+            if ready.done():
+                yield ready.result()
+        finally:
+            self._loop.call_soon_threadsafe(leave.set)
+            await holding
+
+    async def run_check(self, check: CheckCommand) -> CheckOutput:
+        """Run a check after the agent; see the contract."""
+        return await run_in(self._loop, lambda: self.real.run_check(check), unwind_s=UNWIND_S)
+
+    async def close(self) -> None:
+        """Kill whatever is left and remove the workspace."""
+        await run_in(self._loop, self.real.close)

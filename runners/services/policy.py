@@ -1,4 +1,6 @@
-"""The policy that a run starts from: its weights and tokenizer, and the shape of its routing."""
+"""The policy that a run starts from, the shape of its routing, and the examples that it trains on,
+which are opened with the policy's tokenizer, the same whenever it is resumed.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,19 @@ from pathlib import Path
 from conf.errors import ConfigError
 from conf.schema import Config
 from conf.sections.model import TinyModelConfig
-from conf.sections.training import RoutingOffConfig, RoutingRolloutConfig
+from conf.sections.training import LocalTrainerConfig, RoutingOffConfig, RoutingRolloutConfig
+from runners.gateway.texts.chat_template import make_renderer
+from runners.records.checkpoints import find_given_files, find_shipped_policy, keep_policy
 from runners.records.routing import RoutingShape
-from runners.records.starting_policy import find_given_files, keep_policy
+from runners.records.store import RunStore
+from runners.records.tokenizer import load_tokenizer, read_json
 from runners.training.routing import read_routing_shape
+from runners.training.supervised.examples import (
+    ExampleReader,
+    Examples,
+    ExamplesError,
+    load_examples,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +80,67 @@ def find_captured_shape(config: Config, weights: Path | None) -> RoutingShape | 
         )
     # With routing_replay=recompute the trainer records its own choices, not the engine's.
     return shape if isinstance(mode, RoutingRolloutConfig) else None
+
+
+EXAMPLES = "examples"
+"""Kind of the event that holds the digest of the file with which the run began."""
+
+
+def open_examples(config: Config, tokenizer: Path | None, weights: Path | None) -> Examples | None:
+    """Return the examples of ``trainer.sft``, all of them checked; None if the run has none.
+
+    ``tokenizer`` and ``weights``: the policy's directories, as far as they are there. Raises
+    ExamplesError and ConfigError.
+    """
+    trainer = config.trainer
+    if not isinstance(trainer, LocalTrainerConfig) or trainer.sft.path is None:
+        return None
+    renderer = vocabulary = None
+    if tokenizer is not None and tokenizer.is_dir():
+        renderer = make_renderer(load_tokenizer(tokenizer), config.model.renderer, tokenizer)
+    if weights is not None and weights.is_dir():
+        shape = read_json(weights / "config.json")
+        vocabulary = shape.get("vocab_size") or shape.get("text_config", {}).get("vocab_size")
+    reader = ExampleReader(config.model.max_context_tokens, vocabulary, renderer)
+    return load_examples(trainer.sft.path, reader, config.seed)
+
+
+def check_examples(config: Config) -> Examples | None:
+    """Return the examples of a run that has not begun, checked as far as its policy is here; None
+    if it has none.
+
+    Raises ExamplesError, ConfigError and StartingPolicyError.
+    """
+    model = config.model
+    weights, tokenizer = model.path, model.tokenizer
+    if isinstance(model, TinyModelConfig):
+        weights, tokenizer = find_given_files(model)
+        weights, tokenizer = weights or find_shipped_policy(), tokenizer or find_shipped_policy()
+    return open_examples(config, tokenizer, weights)
+
+
+def describe_examples(config: Config, examples: Examples) -> str:
+    """Return the size of the file and of what the run trains of it, in words."""
+    assert isinstance(config.trainer, LocalTrainerConfig)
+    sft = config.trainer.sft
+    taken = sft.steps * sft.batch
+    number = len(examples.places)
+    return (
+        f"{number:,} with {examples.tokens:,} tokens, {examples.trained:,} of them to train; "
+        f"{sft.steps:,} steps of {sft.batch:,} are {taken / number:.3g} epochs"
+    )
+
+
+def keep_examples(store: RunStore, examples: Examples | None) -> None:
+    """Note which file the run trains on; raises ExamplesError if it began with another one."""
+    if examples is None:
+        return
+    noted = store.events(EXAMPLES)
+    if not noted:
+        about = {"path": str(examples.path), "sha256": examples.digest}
+        store.event(EXAMPLES, about | {"examples": len(examples.places)})
+    elif noted[0].data["sha256"] != examples.digest:
+        raise ExamplesError(
+            f"trainer.sft.path={examples.path} is not the file with which the run began: put that "
+            "one back, or start a new run"
+        )

@@ -21,7 +21,7 @@ from conf.sections.executor import RayExecutorConfig
 from conf.sections.rollout import RolloutConfig
 from runners.engines.contract import ServedEngine
 from runners.gateway.client import GatewayAdmin
-from runners.gateway.gateway_error import GatewayError
+from runners.gateway.refusal import GatewayError
 from runners.gateway.replicas.replica_set import ReplicaSet
 from runners.gateway.settings import GatewaySettings
 from runners.observe.sinks import open_span_feed
@@ -29,7 +29,7 @@ from runners.records.record import RolloutRecord
 from runners.records.routing import RoutingShape
 from runners.records.store import RunStore
 from runners.rollouts.attempt import execute_here
-from runners.rollouts.context import AttemptContext, Execute
+from runners.rollouts.contract import AttemptContext, Execute
 from runners.rollouts.harnesses.registry import make_harness
 from runners.rollouts.pool import Pool
 from runners.rollouts.reward import make_reward
@@ -47,12 +47,10 @@ from runners.services.ray_workers.executor import RayExecutor, join
 from runners.system.concurrency import Admission, TokenBucket, task_group
 from runners.system.diagnostics import AttemptWatch
 from runners.system.processes import ServiceError, ServiceStarter
-from runners.system.processes.ledger import Ledger, reap
-from runners.system.processes.recorder import StoreRecorder
-from runners.tasks.capture_limits import CaptureLimits
-from runners.tasks.grading import make_grader
+from runners.system.processes.ledger import Ledger, StoreRecorder, reap
+from runners.tasks.contract import CaptureLimits
+from runners.tasks.grading import Grader, make_grader
 from runners.tasks.repositories.task_repositories import TaskRepositories
-from runners.tasks.rollout_result import Grader
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""Signals that stop a run: the process's own, or those that are passed to a driver in a thread.
+"""Signals that stop a run: the process's own, those that are passed to a driver in a thread, and
+those that another process of its machine sends.
 
 Python delivers signals to the main thread, and lets no other one install handlers. A driver
 elsewhere (in Jupyter the main thread has an event loop of its own) gets its signals from
@@ -8,13 +9,18 @@ elsewhere (in Jupyter the main thread has an event loop of its own) gets its sig
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import TypeVar
+
+from runners.records.store import Driver, RunStore, StoreError
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 WAKE_S = 0.1
@@ -137,3 +143,56 @@ def receive_signals(handle: Deliver) -> Iterator[None]:
             for number in STOP_SIGNALS:
                 loop.remove_signal_handler(number)
                 signal.signal(number, signal.SIG_IGN)
+
+
+POLL_S = 0.2
+KILL_S = 60.0
+"""Seconds in which a run that leaves at once ends its sandboxes and agents; then it is killed."""
+
+
+def read_driver(run_dir: Path) -> Driver | None:
+    """Return the living process that drives the run, None if it has none; raises StoreError."""
+    with RunStore.open(run_dir, read_only=True) as store:
+        state = store.state()
+    return state.driver if state.driven else None
+
+
+def stop_driver(
+    run_dir: Path,
+    driver: Driver,
+    *,
+    now: bool,
+    show: Callable[[float], object],
+    wait: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> str:
+    """Signal the driver, a process of this machine, and wait until it no longer drives the run;
+    return what was done. ``show`` gets the seconds that have passed.
+
+    The driver drains at its first signal and leaves at its second. ``now`` sends both: two of
+    different kinds, since the kernel makes one of two pending signals of the same kind.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM) if now else (signal.SIGTERM,):
+        _signal(driver, number)
+    begun = clock()
+    killed = False
+    while read_driver(run_dir) == driver:
+        passed = clock() - begun
+        show(passed)
+        if now and not killed and passed > KILL_S:
+            _signal(driver, signal.SIGKILL)
+            killed = True
+        wait(POLL_S)
+    how = "left at once" if now else "finished its rollouts in flight, or was stopped again"
+    return f"process {driver.pid} " + (f"was killed after {KILL_S:.0f} s" if killed else how)
+
+
+def _signal(driver: Driver, number: signal.Signals) -> None:
+    try:
+        os.kill(driver.pid, number)
+    except ProcessLookupError:
+        return  # it has just ended
+    except PermissionError as error:
+        raise StoreError(
+            f"process {driver.pid}, which drives the run, is another user's: stop it as that user"
+        ) from error

@@ -9,23 +9,22 @@ Nothing is pickled.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conf.errors import ExitCode
 from runners.records.checkpoints import (
-    BEST,
+    OPTIMIZER,
     PARTIAL,
     STATE,
     Checkpoint,
     CheckpointError,
     directory,
-    find_complete,
+    flush,
+    remove,
 )
 
 if TYPE_CHECKING:  # a run looks for its checkpoint before torch is imported, which takes seconds
@@ -33,7 +32,6 @@ if TYPE_CHECKING:  # a run looks for its checkpoint before torch is imported, wh
 
     from runners.training.local import LocalTrainer
 
-OPTIMIZER = "optimizer.safetensors"
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json"),
@@ -74,12 +72,12 @@ def save(
         document = {"run": run_id, "step": step, "state": state}
         (partial / STATE).write_text(json.dumps(document))
         for file in partial.rglob("*"):
-            _flush(file)
-        _flush(partial)  # the names of its files
+            flush(file)
+        flush(partial)  # the names of its files
         if final.exists():
-            _remove(final)
+            remove(final)
         partial.rename(final)
-        _flush(root)  # the rename itself
+        flush(root)  # the rename itself
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(
@@ -100,23 +98,6 @@ def give_parts(trainer: LocalTrainer) -> None:
             pass  # one at a time: nobody here needs all of them
 
 
-def remove_old(root: Path, *, keep: int, best: Checkpoint | None) -> None:
-    """Delete all checkpoints but the newest ``keep`` and the ``best``."""
-    for old in find_complete(root)[:-keep]:
-        if old != best:
-            with suppress(OSError):  # a checkpoint too many costs disk space, no more
-                _remove(old.path)
-
-
-def link_best(root: Path, best: Checkpoint) -> None:
-    """Make ``root/best`` a link to a checkpoint, in one step; raises OSError."""
-    partial = root / (BEST + PARTIAL)
-    partial.unlink(missing_ok=True)  # of a process that was killed
-    partial.symlink_to(best.path.name)
-    partial.replace(root / BEST)
-    _flush(root)
-
-
 def restore(trainer: LocalTrainer, checkpoint: Checkpoint) -> None:
     """Load weights, optimizer, random state and step counter into a trainer of the same model.
 
@@ -125,8 +106,8 @@ def restore(trainer: LocalTrainer, checkpoint: Checkpoint) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    from runners.training.contract import TrainingError
     from runners.training.policy import load_policy
-    from runners.training.training_error import TrainingError
 
     try:
         # Not load_file: on disk the experts have the published names, one tensor per expert, which
@@ -171,11 +152,6 @@ def _name_precision(file: Path, precision: str) -> None:
         file.write_text(json.dumps(config | {"dtype": precision}, indent=2, sort_keys=True) + "\n")
 
 
-def _remove(place: Path) -> None:
-    """Delete a checkpoint so that at no instant a part of it looks like a whole one."""
-    shutil.rmtree(place.rename(place.with_name(f"{place.name}.dropped{PARTIAL}")))
-
-
 def _gather_optimizer(trainer: LocalTrainer) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of the optimizer's file, together with the processes among which moments
     are divided.
@@ -201,11 +177,3 @@ def _load_optimizer(trainer: LocalTrainer, tensors: dict[str, torch.Tensor]) -> 
         elif fused:  # AdamW keeps its step counter on the CPU unless it is fused
             value = value.to(parameter.device)
         trainer.optimizer.state[parameter][key] = value
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -19,9 +19,9 @@ from runners.records.record import LogprobArray
 from runners.records.routing import Routing, RoutingError, TokenAgreement
 from runners.system.plugins import PluginFailedError
 from runners.training.attention import repeat_keys
+from runners.training.contract import TrainingError
 from runners.training.equal_passes import equalize_passes, make_placeholder
 from runners.training.freed_memory import return_freed_memory
-from runners.training.gradient import has_gradient
 from runners.training.hidden_states import ForwardScope, compute_hidden_states
 from runners.training.lora import Adapters
 from runners.training.micro_batches import (
@@ -44,12 +44,10 @@ from runners.training.recompute import (
 from runners.training.reduce_metrics import reduce_totals
 from runners.training.routing.shape import read_routing_shape
 from runners.training.routing.step import RoutingReplay
-from runners.training.sample import Sample
+from runners.training.sample import Rollout, Sample, compute_token_weights, has_gradient
 from runners.training.schedule import find_learning_rate
 from runners.training.sharded_policy import ShardedPolicy, shard_policy
-from runners.training.token_weights import Rollout, compute_token_weights
 from runners.training.totals import StepTotals
-from runners.training.training_error import TrainingError
 from runners.training.tree.layers import enable_trees
 
 NATIVE = RoutingOffConfig(kind="off")

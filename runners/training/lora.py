@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from conf.sections.training import LoraConfig
 from runners.records.checkpoints import ADAPTER
+from runners.training.contract import TrainingError
 from runners.training.policy import find_decoder
-from runners.training.training_error import TrainingError
 
 WEIGHTS = "adapter_model.safetensors"
 """The name by which peft and SGLang find the adapters of a directory."""

@@ -13,10 +13,8 @@ from torch import Tensor
 
 from conf.sections.plugin import PluginConfig
 from conf.sections.training import CorrectionConfig, LocalTrainerConfig
-from runners.system.plugins import PluginFailedError, describe_failure, load_shared
-from runners.training.loss_contract import PolicyLoss, TokenLosses, TrainedTokens
-
-NAME = "trainer.loss"
+from runners.system.plugins import load_shared
+from runners.training.contract import NAME, PolicyLoss, TokenLosses, TrainedTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,42 +110,6 @@ def make_loss(trainer: LocalTrainerConfig) -> PolicyLoss:
         "reinforce": reinforce,
     }
     return losses[trainer.loss]
-
-
-def compute_loss(loss: PolicyLoss, tokens: TrainedTokens) -> TokenLosses:
-    """Return a loss of the user's own, checked; raises PluginFailedError."""
-    try:
-        found = loss(tokens)
-    except (Exception, SystemExit, KeyboardInterrupt) as error:  # of a thread: no ctrl-C is there
-        raise describe_failure(NAME, error) from error
-    losses = getattr(found, "losses", None)
-    if not isinstance(found, TokenLosses) or not isinstance(losses, Tensor):
-        kind = type(losses if isinstance(found, TokenLosses) else found).__name__
-        raise PluginFailedError(f"{NAME} returned {kind}: it has to return TokenLosses(tensor)")
-    given = {name: getattr(found, name) for name in ("losses", "clipped_low", "clipped_high")}
-    for name, tensor in given.items():
-        if tensor is not None and tensor.shape != tokens.logprobs.shape:
-            shape, wanted = list(tensor.shape), list(tokens.logprobs.shape)
-            raise PluginFailedError(f"{NAME}: {name} of shape {shape} for tokens of shape {wanted}")
-    if not losses.requires_grad:
-        raise PluginFailedError(f"{NAME}: losses that do not follow from tokens.logprobs")
-    if not bool(losses.isfinite().all()):
-        raise PluginFailedError(f"{NAME}: a loss that is not finite")
-    return found
-
-
-def try_loss(loss: PolicyLoss) -> None:
-    """Compute a loss of the user's own on tokens of two samples; raises PluginFailedError."""
-    generator = torch.Generator().manual_seed(0)
-    old = -3 * torch.rand(7, generator=generator)
-    change = torch.tensor([0.1, 0.0, -0.2, 0.0, 0.5, -0.1, 0.0])  # on fresh rollouts all are 0
-    logprobs = (old + change).requires_grad_()
-    advantages = torch.tensor([1.5, 1.5, 1.5, -0.5, -0.5, -0.5, -0.5])
-    rows = torch.tensor([0, 0, 0, 1, 1, 1, 1])
-    found = compute_loss(loss, TrainedTokens(logprobs, old, old.clone(), advantages, rows))
-    (slopes,) = torch.autograd.grad(found.losses.sum(), logprobs)
-    if not bool(slopes.isfinite().all()):
-        raise PluginFailedError(f"{NAME}: a gradient that is not finite")
 
 
 ROUNDING = 1e-4

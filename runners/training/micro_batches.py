@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from runners.records.record import LogprobArray
-from runners.training.sample import Sample
-from runners.training.token_weights import Rollout
+from runners.training.sample import Rollout, Sample
 from runners.training.tree.attention import TreeAttention
 from runners.training.tree.packing import Nodes, count_run, pack_samples
 

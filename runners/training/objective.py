@@ -10,11 +10,10 @@ from torch import Tensor
 
 from conf.sections.plugin import PluginConfig
 from conf.sections.training import LocalTrainerConfig
+from runners.training.contract import TrainedTokens, compute_loss
 from runners.training.distillation import distill
-from runners.training.loss_contract import TrainedTokens
 from runners.training.losses import (
     compute_importance_weights,
-    compute_loss,
     is_active,
     make_loss,
     replace_rounded,

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.distributed import ReduceOp
 
 from conf.errors import ExitCode
+from runners.training.contract import TrainingError
 from runners.training.sample import Sample
-from runners.training.training_error import TrainingError
 from runners.training.tree.packing import order_samples
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from conf.sections.training import LocalTrainerConfig
-from runners.training.training_error import TrainingError
+from runners.training.contract import TrainingError
 
 
 def load_policy(directory: Path) -> nn.Module:

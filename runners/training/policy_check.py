@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from runners.training.contract import TrainingError
 from runners.training.hidden_states import compute_hidden_states
 from runners.training.micro_batches import MicroBatch, make_micro_batches
 from runners.training.policy import find_decoder, find_head
 from runners.training.sample import Sample
-from runners.training.training_error import TrainingError
 from runners.training.tree.layers import disable_trees, enable_trees, find_obstacle
 
 LENGTH, CUT = 18, 12

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from runners.training.loss_contract import TokenLosses, TrainedTokens
+from runners.training.contract import TokenLosses, TrainedTokens
 from runners.training.losses import ImportanceWeights
 from runners.training.micro_batches import MicroBatch
 from runners.training.mismatch import Mismatch

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from runners.records.store.run_store import RunStore
-from runners.services.tiny_policy.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
+from runners.records.tokenizer import tiny_tokenizer, write_tiny_tokenizer
 from tests.fakes.tiny_model import write_tiny_model
 
 SLOW_SHARE = 0.125

@@ -29,9 +29,9 @@ from conf.sections.training import LocalTrainerConfig
 from runners.engines.contract import Generation, SamplingParams
 from runners.engines.embedded.core import EngineCore
 from runners.engines.embedded.rounding import Precision
+from runners.records.checkpoints import find_shipped_policy
 from runners.records.record import IdArray
 from runners.records.routing import Routing, RoutingShape, build_turn_routing
-from runners.records.starting_policy import find_shipped_policy
 from runners.records.tokenizer import load_renderer, load_tokenizer
 from runners.training.local import LocalTrainer
 from runners.training.routing.shape import read_routing_shape

@@ -27,7 +27,7 @@ from conf.sections.harness import NativeHarnessConfig
 from conf.sections.sandbox import LocalSandboxConfig
 from conf.sections.scenario import LinearScenarioConfig
 from runners.records.outcome import OutcomeCode
-from runners.rollouts.harnesses.contract import HarnessContext
+from runners.rollouts.contract import HarnessContext
 from runners.rollouts.harnesses.native import NativeHarness
 from runners.sandboxes.contract import Sandbox, SandboxSpec
 from runners.sandboxes.local.backend import LocalBackend

@@ -42,14 +42,12 @@ from rich.table import Table
 from conf.compose import from_json
 from conf.schema import Config
 from conf.sections.training import LocalTrainerConfig
-from runners.records.prefix import common_prefix_length
+from runners.records.graph import common_prefix_length
 from runners.records.store.run_store import RunStore
 from runners.training.advantages import StepGroups
 from runners.training.local import LocalTrainer
-from runners.training.sample import Sample
-from runners.training.step_samples import build_samples
-from runners.training.stored_rollout import load_rollout
-from runners.training.token_weights import Rollout
+from runners.training.sample import Rollout, Sample
+from runners.training.step_samples import build_samples, load_rollout
 from tests.benchmarks.saved_steps import load_steps, save_steps
 from tests.benchmarks.synthetic_step import StepShape, make_synthetic_step
 from tests.benchmarks.tree_of_published import (

@@ -15,10 +15,10 @@ import psutil
 from agentrl.testing.completions import Completion, spoken
 from agentrl.testing.scripted_engine import ScriptedEngine
 from runners.gateway.client import GatewayAdmin
-from runners.gateway.replicas.session_key import replica_of
+from runners.gateway.http.control import replica_of
 from runners.gateway.settings import GatewaySettings
 from runners.records.store.run_store import RunStore
-from runners.services.tiny_policy.tiny_tokenizer import write_tiny_tokenizer
+from runners.records.tokenizer import write_tiny_tokenizer
 from runners.system.processes.service import Service
 from tests.fakes.replicated_gateway import replicated_gateway
 from tests.fakes.running_gateway import (

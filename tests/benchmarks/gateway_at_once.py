@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from runners.services.tiny_policy.tiny_tokenizer import tiny_tokenizer
+from runners.records.tokenizer import tiny_tokenizer
 from tests.benchmarks.benched_gateway import (
     CALL,
     GATEWAY,

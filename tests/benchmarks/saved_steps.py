@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from runners.training.sample import Sample
-from runners.training.token_weights import Rollout
+from runners.training.sample import Rollout, Sample
 
 
 def save_steps(file: Path, steps: Iterable[tuple[str, list[Rollout]]]) -> None:

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from runners.training.sample import Sample
-from runners.training.token_weights import Rollout
+from runners.training.sample import Rollout, Sample
 
 Tokens = NDArray[np.int32]
 

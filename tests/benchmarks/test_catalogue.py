@@ -6,8 +6,8 @@ import re
 import shlex
 from pathlib import Path
 
-from runners.observe.export.dump import dump
 from runners.observe.export.html import NAME
+from runners.observe.export.run_dump import dump
 from tests.benchmarks.catalogue import BENCHMARKS
 from tests.benchmarks.growth.curve import Curve
 from tests.benchmarks.growth.page_opening import ROLLOUT, ROW, copy_page

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from runners.records.prefix import common_prefix_length
-from runners.training.sample import Sample
-from runners.training.token_weights import Rollout
+from runners.records.graph import common_prefix_length
+from runners.training.sample import Rollout, Sample
 from runners.training.tree.packing import pack_samples
 from tests.benchmarks.saved_steps import load_steps, save_steps
 from tests.benchmarks.synthetic_step import StepShape, make_synthetic_step

@@ -16,8 +16,7 @@ from contextvars import Context
 from types import TracebackType
 from typing import Any
 
-from runners.gateway import __main__ as gateway
-from runners.gateway.service import NO_HOOKS, GatewayHooks
+from runners.gateway.service import NO_HOOKS, GatewayHooks, main
 
 LEAST_MS = 1.0
 TICK_S = 0.001
@@ -83,4 +82,4 @@ def pop_hooks(settings: dict[str, Any]) -> GatewayHooks:
 
 
 if __name__ == "__main__":
-    raise SystemExit(gateway.main(pop_hooks))
+    raise SystemExit(main(pop_hooks))

@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from conf.compose import compose
 from conf.sections.training import LocalTrainerConfig, TrainingPrecision
 from runners.training.local import LocalTrainer
-from runners.training.token_weights import Rollout
+from runners.training.sample import Rollout
 from tests.fakes.one_gpu import CONFIG
 
 TINY = CONFIG | {

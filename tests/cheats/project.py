@@ -11,7 +11,7 @@ from pathlib import Path
 
 from runners.tasks.bugfix.family import write_repository
 from runners.tasks.contract import Patch, ScriptGrading, Task, UnittestIds
-from runners.tasks.patches.patch_record import decode_patch
+from runners.tasks.patches.patch import decode_patch
 from runners.tasks.schemas.detection import read_row
 from runners.tasks.schemas.row import RowContext
 

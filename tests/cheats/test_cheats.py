@@ -13,11 +13,11 @@ import pytest
 from conf.sections.sandbox import LocalSandboxConfig
 from runners.sandboxes.local.backend import LocalBackend
 from runners.tasks.contract import Patch, Task, Verdict, VerdictKind
+from runners.tasks.grading import RolloutResult
 from runners.tasks.grading.canaries.verification import Verification
 from runners.tasks.grading.graders.task_grader import TaskGrader
 from runners.tasks.grading.grading import SandboxGrader
 from runners.tasks.repositories.task_repositories import use_repository_as_is
-from runners.tasks.rollout_result import RolloutResult
 from tests.cheats.project import make_patch, make_tasks
 from tests.cheats.suite import AREAS, BY_CHANCE, PAID, PAID_BY, Cheat, load_cheats
 

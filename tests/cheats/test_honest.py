@@ -13,11 +13,11 @@ from conf.sections.task import SwebenchTaskConfig
 from runners.sandboxes.local.backend import LocalBackend
 from runners.tasks import bugfix, builtin
 from runners.tasks.contract import Task, Verdict, VerdictKind
+from runners.tasks.grading import RolloutResult
 from runners.tasks.grading.canaries.verification import Verification
 from runners.tasks.grading.graders.task_grader import TaskGrader
 from runners.tasks.grading.grading import SandboxGrader
 from runners.tasks.repositories.task_repositories import TaskRepositories
-from runners.tasks.rollout_result import RolloutResult
 from runners.tasks.sets.dataset_report import load_dataset
 from tests.cheats.honest import FORMS, honest_solutions
 from tests.cheats.project import make_patch

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from runners.records.json_text import clean_text
 from runners.records.outcome import Outcome, OutcomeCode, Stage
 from runners.records.store.run_state import State
 from runners.records.store.run_store import RunStore
+from runners.records.text import clean_text
 from tests.cli.conftest import Agentrl
 from tests.fakes.hostile import STEERING, TEXTS
 from tests.fakes.records import CONFIG, a_rollout, example_run

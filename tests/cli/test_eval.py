@@ -12,7 +12,7 @@ from conf.compose import compose
 from conf.errors import ExitCode
 from runners.records.store.run_state import State
 from runners.records.store.run_store import RunStore
-from runners.services.tiny_policy.tiny_tokenizer import write_tiny_tokenizer
+from runners.records.tokenizer import write_tiny_tokenizer
 from tests.cli.conftest import Agentrl
 
 pytestmark = pytest.mark.integration

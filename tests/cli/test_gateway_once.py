@@ -22,7 +22,7 @@ from conf.errors import ExitCode
 from runners.observe.export.jsonl import validate
 from runners.records.record import RolloutRecord
 from runners.records.store.run_store import RunStore
-from runners.services.tiny_policy.tiny_tokenizer import write_tiny_tokenizer
+from runners.records.tokenizer import write_tiny_tokenizer
 from tests.cli.conftest import ENVIRONMENT, Agentrl
 
 AGENT = """

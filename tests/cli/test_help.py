@@ -99,7 +99,7 @@ def test_show_json_is_the_resolved_configuration(agentrl: Agentrl) -> None:
 
 def test_the_help_of_only_names_every_kind_that_the_export_knows() -> None:
     from cli.dump import dump_trajectories
-    from runners.observe.export.dump import ONLY
+    from runners.observe.export.run_dump import ONLY
 
     option = get_type_hints(dump_trajectories, include_extras=True)["only"].__metadata__[0]
     *first, last = ONLY

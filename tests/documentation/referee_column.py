@@ -24,7 +24,7 @@ from agentrl.referee.report import describe_run, list_rows, write_scores, write_
 from agentrl.referee.trial import WIRES, Cell, Trial, collect, now
 from agentrl.referee.vocabulary import Vocabulary
 from agentrl.referee.wires import serve_engine
-from runners.records.starting_policy import SHIPPED
+from runners.records.checkpoints import SHIPPED
 from tests.fakes.running_gateway import Gateway, running_gateway
 
 PAGE = Path(__file__).parents[2] / "docs" / "referee.md"

@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from runners.records.chain_choice import DropReason
+from runners.records.graph import DropReason
 from runners.records.outcome import MEANING, OutcomeClass, OutcomeCode
 from tests.documentation.site import DOCS
 from tests.fakes.metrics_page import documented_metrics

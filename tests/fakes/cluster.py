@@ -13,7 +13,7 @@ from pathlib import Path
 from conf.schema import Config
 from launch.job_files import write_job
 from launch.plan import plan_job
-from runners.services.tiny_policy.tiny_tokenizer import write_tiny_tokenizer
+from runners.records.tokenizer import write_tiny_tokenizer
 from runners.system.processes.ports import free_port
 from tests.fakes.cluster_config import a_config, job_lines
 

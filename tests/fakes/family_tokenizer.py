@@ -12,8 +12,14 @@ from tokenizers import Tokenizer as Backend
 
 from conf.errors import ConfigError
 from runners.gateway.texts.text_work import TextWork
-from runners.records.tokenizer import Renderer, Tokenizer, load_renderer, load_tokenizer
-from runners.services.tiny_policy.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
+from runners.records.tokenizer import (
+    Renderer,
+    Tokenizer,
+    load_renderer,
+    load_tokenizer,
+    tiny_tokenizer,
+    write_tiny_tokenizer,
+)
 
 _MISSING = re.compile(r"oken (?:for )?'([^']+)'")
 

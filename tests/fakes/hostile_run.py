@@ -11,8 +11,7 @@ from pathlib import Path
 from runners.records.outcome import OutcomeCode
 from runners.sandboxes.contract import OversizedError, SandboxSpec
 from runners.sandboxes.local.backend import LocalBackend
-from runners.tasks.capture_limits import DEFAULT_LIMITS
-from runners.tasks.contract import Task
+from runners.tasks.contract import DEFAULT_LIMITS, Task
 from runners.tasks.grading.grading import SandboxGrader
 from runners.tasks.patches.patch import capture_patch
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from conf.errors import AgentrlError
 from runners.records import ids
-from runners.rollouts.spec import RolloutSpec
+from runners.rollouts.contract import RolloutSpec
 from runners.services.ray_workers.errors import NodeLost
 from runners.services.ray_workers.node_worker import NodeInfo, RemoteWorker
 from runners.services.ray_workers.remote_recorder import RecorderCall

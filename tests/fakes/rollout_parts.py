@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 
 from runners.records.outcome import OutcomeCode
-from runners.rollouts.harnesses.contract import HarnessContext, HarnessResult
+from runners.rollouts.contract import HarnessContext, HarnessResult
 from runners.sandboxes.contract import (
     CheckCommand,
     CheckOutput,
@@ -29,8 +29,8 @@ from runners.sandboxes.contract import (
     SandboxSpec,
 )
 from runners.tasks.contract import Task, Verdict, VerdictKind
-from runners.tasks.patches.patch_record import decode_patch
-from runners.tasks.rollout_result import RolloutResult
+from runners.tasks.grading import RolloutResult
+from runners.tasks.patches.patch import decode_patch
 
 
 class HostileError(Exception):

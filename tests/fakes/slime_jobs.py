@@ -18,7 +18,7 @@ from runners.campaigns.slime.data_source import RunDataSource
 from runners.campaigns.slime.entry_points import evaluate, generate_rollout, post_process_rewards
 from runners.campaigns.slime.loop import run_in_loop
 from runners.records.store.run_store import RunStore
-from runners.services.tiny_policy.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
+from runners.records.tokenizer import tiny_tokenizer, write_tiny_tokenizer
 from runners.tasks.sets.task_sets import load_tasks
 from tests.fakes.sglang_router import Router
 from tests.fakes.slime_rollout import Generated, make_train_data, run_rollout_function

@@ -14,8 +14,7 @@ from conf.schema import Config
 from runners.records.graph import build_segments
 from runners.records.record import RolloutRecord, Turn
 from runners.training.advantages import StepGroups
-from runners.training.step_samples import StepSamples, build_samples
-from runners.training.stored_rollout import StoredRollout
+from runners.training.step_samples import StepSamples, StoredRollout, build_samples
 from tests.fakes.records import a_rollout, a_turn
 
 

@@ -21,14 +21,13 @@ from conf.schema import Config
 from runners.records.outcome import Outcome, OutcomeCode, Stage
 from runners.records.record import RolloutRecord, Turn
 from runners.records.store.run_store import RunStore
-from runners.rollouts.attempt_record import AGENT_CODE, verdict_to_dict, with_reward
+from runners.rollouts.contract import AGENT_CODE, verdict_to_dict, with_reward
 from runners.rollouts.reward import make_reward
 from runners.tasks.contract import Verdict, VerdictKind
-from runners.tasks.patches.patch_record import decode_patch
-from runners.tasks.rollout_result import RolloutResult
+from runners.tasks.grading import RolloutResult
+from runners.tasks.patches.patch import decode_patch
 from runners.training.advantages import StepGroups
-from runners.training.step_samples import build_samples
-from runners.training.stored_rollout import load_rollout
+from runners.training.step_samples import build_samples, load_rollout
 from tests.fakes.records import LOST, a_rollout, append_turn
 
 BUDGET = Outcome(OutcomeCode.BUDGET_TURNS, Stage.HARNESS, "too many turns", None)

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from conf.errors import ExitCode
-from runners.records.record import RolloutRecord, Turn
+from runners.records.record import RolloutRecord, Turn, WireExchange
 from runners.records.routing import TurnRouting
 from runners.records.session_summary import SessionSummary
 from runners.records.store.store_error import StoreError
-from runners.records.wire import WireExchange
 
 HANG_S = 300
 """Limit of a wait on a thread, which pytest's ``timeout`` cannot end."""

@@ -19,7 +19,7 @@ from aiohttp import web
 from tokenizers import Tokenizer
 
 from agentrl.testing.loopback_server import LoopbackServer
-from runners.services.tiny_policy.tiny_tokenizer import tiny_tokenizer
+from runners.records.tokenizer import tiny_tokenizer
 
 MODEL = "served/model"
 KNOWN = {

@@ -2,7 +2,7 @@
 
 It takes some 10 minutes of one core. To ship another one, replace the files of
 ``runners/records/tiny_policy`` by those of the directory and write the printed SHA-256 into
-``runners/records/starting_policy.py``.
+``runners/records/checkpoints.py``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from runners.records.starting_policy import hash_files
+from runners.records.checkpoints import hash_files
 from tests.starting_policy.making import RECIPE, draw_all, make_policy
 
 

@@ -17,7 +17,7 @@ import torch
 from conf.sections.scenario import ScenarioKind
 from runners.gateway.dialects.anthropic import to_renderer_messages
 from runners.gateway.texts.text_work import TextWork
-from runners.records.starting_policy import SHA256, SHIPPED, hash_files
+from runners.records.checkpoints import SHA256, SHIPPED, hash_files
 from runners.records.tokenizer import Renderer, Tokenizer, load_renderer, load_tokenizer
 from runners.rollouts.harnesses.native import agent
 from runners.tasks.bugfix.project import Project

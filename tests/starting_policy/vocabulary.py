@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, normalizers
 
-from runners.services.tiny_policy.tiny_tokenizer import MARKERS, SPECIAL
-from runners.services.tiny_policy.tiny_tokenizer import train_tokenizer as train_tiny_tokenizer
+from runners.records.tokenizer import MARKERS, SPECIAL
+from runners.records.tokenizer import train_tokenizer as train_tiny_tokenizer
 
 BYTES_ONLY = 256 + len(SPECIAL) + len(MARKERS)
 """The smallest vocabulary: no merges."""

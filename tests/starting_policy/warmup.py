@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Qwen3MoeForCausalLM
 
-from runners.records.prefix import common_prefix_length
+from runners.records.graph import common_prefix_length
 from runners.training.hidden_states import compute_hidden_states
 from runners.training.micro_batches import make_micro_batches
 from runners.training.recompute import compute_chosen_logprobs

@@ -9,24 +9,23 @@ from agentrl.campaigns import FinishedEvaluation, FinishedRun, evaluate, rollout
 from agentrl.run_reader import RunReader, open_run
 from conf.errors import AgentrlError, ConfigError, ExitCode
 from runners.gateway.gateway_client import AttachedSession, FinishedSession, GatewayClient
-from runners.gateway.gateway_error import GatewayError
+from runners.gateway.refusal import GatewayError
 from runners.observe.export import ExportedRollout, ExportedRun, ExporterPlugin
 from runners.observe.sinks import MetricsSink
 from runners.records.outcome import Outcome, OutcomeCode
 from runners.records.record import RolloutRecord, Segment, Turn
 from runners.records.session_summary import SessionSummary
 from runners.records.store import EvaluationRow, StepRow
-from runners.rollouts.harnesses.contract import Harness, HarnessContext, HarnessResult
+from runners.rollouts.contract import Harness, HarnessContext, HarnessResult
 from runners.rollouts.reward import Reward, RewardParts
 from runners.sandboxes.contract import CommandResult, Sandbox, SandboxError
 from runners.sandboxes.remote import MachineProvider, MachineRequest
 from runners.tasks.contract import DecidingTest, Patch, Task, Verdict, VerdictKind
-from runners.tasks.grading import Scorer
-from runners.tasks.rollout_result import RolloutResult
+from runners.tasks.grading import RolloutResult, Scorer
 from runners.tasks.sets import Curriculum, DatasetReader, TaskDraw, TaskHistory, TaskSampler
-from runners.training.estimators import AdvantageEstimator
-from runners.training.fanout import SharePolicy
-from runners.training.loss_contract import PolicyLoss, TokenLosses, TrainedTokens
+from runners.training.advantages import AdvantageEstimator
+from runners.training.contract import PolicyLoss, TokenLosses, TrainedTokens
+from runners.training.step_samples import SharePolicy
 
 __all__ = [
     "AdvantageEstimator",

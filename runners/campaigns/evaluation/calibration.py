@@ -24,7 +24,7 @@ from runners.services.driver import Interrupted, RunEnd
 from runners.services.services import start_grader
 from runners.system.concurrency import task_group
 from runners.tasks.contract import HarborVerifier, Task, Verdict, VerdictKind
-from runners.tasks.rollout_result import Grader
+from runners.tasks.grading import Grader
 
 EVENT = "calibrated"
 

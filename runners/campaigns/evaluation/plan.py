@@ -14,7 +14,7 @@ from conf.errors import ConfigError
 from conf.schema import Config
 from runners.campaigns.evaluation.benchmarks import Benchmark
 from runners.records import ids
-from runners.rollouts.spec import RolloutSpec, make_spec
+from runners.rollouts.contract import RolloutSpec, make_spec
 from runners.tasks.contract import Task
 
 SPLIT = "eval"

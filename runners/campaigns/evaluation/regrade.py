@@ -25,7 +25,7 @@ from runners.observe.live import LiveView, Progress
 from runners.records.outcome import OutcomeCode, Stage
 from runners.records.record import RolloutRecord
 from runners.records.store import RunStore, StoreError
-from runners.rollouts.attempt_record import (
+from runners.rollouts.contract import (
     conclude,
     rebuild_result,
     verdict_to_dict,
@@ -36,7 +36,7 @@ from runners.services.services import start_grader
 from runners.system.concurrency import task_group
 from runners.system.plugins import PluginFailedError
 from runners.tasks.contract import Task, Verdict, VerdictKind
-from runners.tasks.rollout_result import Grader, RolloutResult
+from runners.tasks.grading import Grader, RolloutResult
 from runners.tasks.sets import load_tasks
 
 EVENT = "regraded"

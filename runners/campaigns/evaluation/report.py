@@ -11,9 +11,18 @@ raises ``report_version``.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
+from rich.table import Table
+from rich.text import Text
+
+from conf.errors import ExitCode
+from runners.observe.figures import LabelledTable
+from runners.observe.live import format_duration
+from runners.records.text import make_printable
 
 REPORT_VERSION: Literal[2] = 2
 
@@ -198,3 +207,147 @@ class EvaluationReport(OfficialCounts):
     wall_s: float
     further_samples: list[OfficialCounts]
     """Counts of each task's second rollout (``predictions-2.jsonl``), third rollout, …."""
+
+
+_PARTS = 12
+"""Most rows of the breakdown; report.json has all."""
+_NAMED = 10
+
+
+def render_report(report: EvaluationReport, run_dir: Path) -> Table:
+    """Return a table of an evaluation's results."""
+    table = _facts(f"{report.benchmark}: {report.model_name_or_path}")
+    for row in report.pass_at:
+        table.add_row(f"pass@{row.k}", Text(_pass(row), style="bold"))
+    rollouts = report.rollouts
+    tasks = f"{report.total_instances:,} × {report.attempts_per_task}"
+    table.add_row("tasks × attempts", tasks)
+    table.add_row("valid rollouts", f"{rollouts.valid:,} of {rollouts.wanted:,}")
+    table.add_row("  solved", f"{rollouts.solved:,}")
+    table.add_row("  unsolved", f"{rollouts.unsolved:,}")
+    for code, count in rollouts.errors.items():
+        table.add_row(f"error: {code}", Text(f"{count:,}", style="yellow"))
+    if rollouts.not_run:
+        table.add_row("not run", f"{rollouts.not_run:,}")
+    if report.tasks_without_verdict:
+        table.add_row("tasks without a verdict", f"{len(report.tasks_without_verdict):,}")
+    if report.official_resolved:
+        official = sum(report.official_resolved.values())
+        table.add_row("  resolved for swebench", f"{official:,}")
+    if report.protected_touched:
+        table.add_row("touched protected files", f"{len(report.protected_touched):,}")
+    if report.egress:
+        table.add_row("tried other hosts", f"{len(report.egress):,}")
+    if report.unverified:
+        table.add_row("solved, not verified", f"{len(report.unverified):,}")
+    if report.signs:
+        table.add_row("signs of tampering, to review", f"{len(report.signs):,}")
+    for name, evidence in list(report.tampered.items())[:_NAMED]:
+        table.add_row(f"tampered: {name}", Text(make_printable(evidence), style="red"))
+    if (more := len(report.tampered) - _NAMED) > 0:
+        table.add_row("", f"{more:,} more in report.json")
+    if report.set_aside:
+        table.add_row("set aside", f"{len(report.set_aside):,}")
+    parts = list(report.breakdown.parts.items())
+    for name, part in parts[:_PARTS]:
+        rate = "–" if part.pass_at_1 is None else f"{part.pass_at_1:.1%}"
+        table.add_row(f"{report.breakdown.by}: {name}", f"{rate} of {part.tasks:,}")
+    if len(parts) > _PARTS:
+        table.add_row("", f"{len(parts) - _PARTS} more in report.json")
+    for name, spread in (
+        ("turns", report.usage.turns),
+        ("tokens sampled", report.usage.sampled_tokens),
+    ):
+        if spread is not None:
+            table.add_row(f"{name}, mean / p50 / p95 / max", _spread(spread))
+    if report.faults.injected:
+        table.add_row("faults injected", f"{sum(report.faults.injected.values()):,}")
+        table.add_row("attempts that failed", f"{sum(report.faults.failed_attempts.values()):,}")
+    table.add_row("wall time", format_duration(report.wall_s))
+    table.add_row("directory", Text(str(run_dir)))
+    return table
+
+
+def render_calibration(document: dict[str, Any]) -> Table:
+    """Return a table of a calibration: the number of fit tasks, and the unfit ones with reasons."""
+    table = _facts(f"calibration of {document['benchmark']}")
+    tasks = document["tasks"]
+    for name, key in (("reference patch solves", "gold_solved"), ("empty patch", "empty_solved")):
+        table.add_row(name, Text(_share(document[key], tasks), style="bold"))
+    table.add_row("fit", f"{document['fit']:,} of {tasks:,}")
+    for key, style in (("set_aside", "red"), ("not_graded", "yellow")):
+        what, found = key.replace("_", " "), list(document[key].items())
+        for name, reason in found[:_NAMED]:
+            table.add_row(f"{what}: {name}", Text(make_printable(reason), style=style))
+        if (more := len(found) - _NAMED) > 0:
+            table.add_row("", f"and {more:,} more in calibration.json")
+    table.add_row("directory", Text(document["run_dir"]))
+    return table
+
+
+def render_comparison(documents: list[dict[str, Any]]) -> LabelledTable:
+    """Return a table with one row per evaluation or calibration of a sweep."""
+
+    def build(labels: Sequence[str]) -> Table:
+        table = Table(title="sweep", title_justify="left")
+        table.add_column("run", overflow="fold")
+        for column in ("pass@1", "pass@k", "solved", "errors"):
+            table.add_column(column, justify="right")
+        table.add_column("end")
+        for label, document in zip(labels, documents, strict=True):
+            code = ExitCode(document["exit_code"])
+            style = "" if code is ExitCode.DONE else "red"
+            end = Text(code.name.lower().replace("_", " "), style=style)
+            table.add_row(label, *_cells(document), end)
+        return table
+
+    return LabelledTable([make_printable(document["label"]) for document in documents], build)
+
+
+def _cells(document: dict[str, Any]) -> list[str]:
+    if "gold_solved" in document:
+        fit = f"{document['fit']:,} fit of {document['tasks']:,}"
+        return ["–", "–", fit, f"{len(document['not_graded']):,}"]
+    if "rollouts" not in document:  # The run could not start.
+        return ["–"] * 4
+    rollouts, rates = document["rollouts"], [PassAt(**row) for row in document["pass_at"]]
+    return [
+        _pass(rates[0]) if rates else "–",
+        f"@{rates[-1].k} {rates[-1].value:.1%}" if len(rates) > 1 else "–",
+        f"{rollouts['solved']:,} of {rollouts['valid']:,}",
+        f"{rollouts['error'] + rollouts['not_run']:,}",
+    ]
+
+
+def render_regrading(document: dict[str, Any]) -> Table:
+    """Return a table of a regrading: numbers of verdicts, and the verdicts that changed."""
+    table = _facts(f"regraded {Path(document['run_dir']).name}")
+    table.add_row("graded", f"{document['graded']:,} of {document['chosen']:,}")
+    table.add_row("  solved", f"{document['solved']:,}")
+    table.add_row("flips", f"{len(document['flips']):,}")
+    for flip in document["flips"][:_NAMED]:
+        change = f"{flip['before']} → {flip['after']}"
+        table.add_row(f"  {flip['rollout_id']}", Text(change, style="bold yellow"))
+    for name, reason in list(document["not_graded"].items())[:_NAMED]:
+        table.add_row(f"not graded: {name}", Text(reason, style="yellow"))
+    return table
+
+
+def _facts(title: str) -> Table:
+    table = Table(title=Text(title), title_justify="left", show_header=False)
+    table.add_column(style="bright_black")
+    table.add_column(justify="right", overflow="fold")
+    return table
+
+
+def _pass(row: PassAt) -> str:
+    low, high = row.interval.low, row.interval.high
+    return f"{row.value:.1%}  [{low:.1%}, {high:.1%}]"
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part:,} of {whole:,}  ({part / whole:.0%})" if whole else "0"
+
+
+def _spread(spread: Spread) -> str:
+    return f"{spread.mean:,.1f} / {spread.p50:,.0f} / {spread.p95:,.0f} / {spread.max:,.0f}"

@@ -37,12 +37,12 @@ from runners.observe.figures import (
     task_interval,
     wilson_interval,
 )
-from runners.records.json_text import dumps
 from runners.records.outcome import OutcomeCode, Stage
 from runners.records.record import RolloutRecord
 from runners.records.store import RunStore
+from runners.records.text import dumps
 from runners.sandboxes.contract import EGRESS
-from runners.tasks.patches.patch_record import TOUCHED, decode_patch
+from runners.tasks.patches.patch import TOUCHED, decode_patch
 
 NAME_LENGTH = 200
 """SWE-bench's tools use the model's name as a directory name, which has at most 255 bytes."""

@@ -26,7 +26,7 @@ from runners.campaigns.evaluation.swebench_files import INSTANCES, write_logs
 from runners.observe.live import format_duration
 from runners.records.record import RolloutRecord
 from runners.records.store import RunStore
-from runners.rollouts.spec import RolloutSpec
+from runners.rollouts.contract import RolloutSpec
 from runners.services.driver import Interrupted, RunEnd
 from runners.services.services import start_services
 

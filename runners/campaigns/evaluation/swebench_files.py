@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from runners.campaigns.evaluation.files import replace_file
-from runners.records.json_text import dumps
 from runners.records.store import raise_store_errors
+from runners.records.text import dumps
 from runners.tasks.contract import Patch, ScriptGrading, Task
 from runners.tasks.grading import DOES_NOT_APPLY, EMPTY_REPORT, is_installed, log_file, read_logs
-from runners.tasks.patches.patch_record import encode_patch_text
+from runners.tasks.patches.patch import encode_patch_text
 
 INSTANCES = "instances.jsonl"
 LOGS = Path("logs", "run_evaluation")

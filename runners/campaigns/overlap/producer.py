@@ -16,7 +16,7 @@ from runners.campaigns.overlap.events import Admit, ScheduleError
 from runners.campaigns.overlap.run_schedule import RunSchedule
 from runners.campaigns.sampler import StepSampler
 from runners.records.record import RolloutRecord
-from runners.rollouts.spec import RolloutSpec
+from runners.rollouts.contract import RolloutSpec
 from runners.services.driver import Interrupted
 from runners.training.advantages import StepGroups
 

@@ -20,15 +20,15 @@ from conf.sections.training import AdvantageName, LossName, ShareName
 from conf.targets import find_version, plugin_names
 from runners.observe.export import FORMATS, ExporterPlugin
 from runners.observe.sinks import MetricsSink
-from runners.rollouts.harnesses.contract import Harness
+from runners.rollouts.contract import Harness
 from runners.rollouts.reward import Reward
 from runners.sandboxes.remote import MachineProvider
 from runners.system.plugins import PluginError, PluginFailedError, load_plugin
 from runners.tasks.grading import Scorer
 from runners.tasks.sets import DatasetReader, TaskSampler
-from runners.training.estimators import AdvantageEstimator
-from runners.training.fanout import SharePolicy
-from runners.training.loss_contract import PolicyLoss
+from runners.training.advantages import AdvantageEstimator
+from runners.training.contract import PolicyLoss, try_loss
+from runners.training.step_samples import SharePolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +60,12 @@ def list_seams() -> tuple[Seam, ...]:
         Seam(
             "advantages", "trainer.advantage", AdvantageEstimator, get_args(AdvantageName), "driver"
         ),
-        Seam("losses", "trainer.loss", PolicyLoss, get_args(LossName), "trainer", _try_loss),
+        Seam("losses", "trainer.loss", PolicyLoss, get_args(LossName), "trainer", try_loss),
         Seam("samplers", "run.sampler", TaskSampler, get_args(SamplerName), "driver"),
         Seam("shares", "fanout.reward", SharePolicy, get_args(ShareName), "driver"),
         Seam("sinks", "observe.sinks", MetricsSink, (), "driver"),
         Seam("exporters", "dump-trajectories --format", ExporterPlugin, tuple(FORMATS), "dump"),
     )
-
-
-def _try_loss(loss: PolicyLoss) -> None:
-    from runners.training.losses import try_loss  # imports torch
-
-    try_loss(loss)
 
 
 def _choices(group: str) -> tuple[str, ...]:

@@ -37,12 +37,13 @@ from runners.engines.server_check import (
 )
 from runners.gateway.texts.chat_template import make_renderer
 from runners.observe.sinks import find_sink_errors
-from runners.records.starting_policy import find_given_files, find_shipped_policy
+from runners.records.checkpoints import find_given_files, find_shipped_policy
 from runners.records.tokenizer import check_family, load_tokenizer
 from runners.services.engine_service import list_workers
-from runners.services.policy import find_captured_shape
-from runners.services.run_examples import check_examples
+from runners.services.policy import check_examples, find_captured_shape
 from runners.tasks.sets import DatasetReport, Progress, check_sets
+from runners.training.contract import TrainingError
+from runners.training.ranks import check_devices
 
 
 class MissingError(AgentrlError):
@@ -198,22 +199,17 @@ def _find_trainer_errors(config: Config, benchmark: str | None) -> Iterator[Agen
 def find_device_errors(configs: Iterable[Config]) -> Errors:
     """Return an error for every trainer whose GPUs torch does not see on this machine.
 
-    Apart from ``find_start_errors``, as a plan for a GPU is made on machines without one. torch,
-    whose import takes seconds, is asked only where the configuration needs a GPU.
+    Apart from ``find_start_errors``, as a plan for a GPU is made on machines without one.
     """
     found: dict[str, AgentrlError] = {}
     for config in configs:
         trainer = config.trainer
         if not isinstance(trainer, LocalTrainerConfig) or not config.run.steps:
             continue
-        if trainer.device == "cuda" or (trainer.device == "auto" and trainer.devices > 1):
-            from runners.training.policy import require_devices
-            from runners.training.training_error import TrainingError
-
-            try:
-                require_devices(trainer.device, trainer.devices)
-            except TrainingError as error:
-                found.setdefault(str(error), MissingError(str(error)))
+        try:
+            check_devices(trainer)
+        except TrainingError as error:
+            found.setdefault(str(error), MissingError(str(error)))
     return list(found.values())
 
 

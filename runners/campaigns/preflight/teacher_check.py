@@ -9,6 +9,7 @@ import numpy as np
 
 from conf.schema import Config
 from conf.sections.training import LocalTrainerConfig
+from runners.campaigns.teaching import Teacher
 from runners.engines.capabilities import check_context
 from runners.engines.client import HttpEngine
 from runners.engines.contract import EngineError
@@ -20,7 +21,6 @@ from runners.engines.server_check import (
     no_answer,
     run_check,
 )
-from runners.engines.teacher import Teacher
 from runners.records.tokenizer import load_tokenizer
 
 KEY = "trainer.distill.url"

@@ -16,9 +16,9 @@ from itertools import zip_longest
 from typing import Any, Literal
 
 from runners.campaigns.replay.recorded_engine import UnansweredPrompt, rebuild_prompts
-from runners.records.prefix import common_prefix_length
-from runners.records.printable import cut_excerpts
+from runners.records.graph import common_prefix_length
 from runners.records.record import BranchKind, IdArray, Turn
+from runners.records.text import cut_excerpts
 from runners.records.tokenizer import Tokenizer
 
 DifferenceKind = Literal["message", "tools", "limits", "tokens", "missing", "extra"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from runners.engines.contract import EngineError, Generation, SamplingParams, TokenIds
-from runners.records.prefix import common_prefix_length
+from runners.records.graph import common_prefix_length
 from runners.records.record import IdArray, Turn
 
 

@@ -29,7 +29,7 @@ from runners.records.ids import parse_session_id
 from runners.records.record import RolloutRecord, Turn
 from runners.records.store import RunStore
 from runners.records.tokenizer import load_tokenizer
-from runners.rollouts.harnesses.contract import HarnessContext, HarnessResult
+from runners.rollouts.contract import HarnessContext, HarnessResult
 from runners.rollouts.harnesses.registry import make_harness
 from runners.sandboxes.backends import make_backend
 from runners.tasks.contract import Task

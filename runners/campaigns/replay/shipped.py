@@ -16,7 +16,7 @@ from pathlib import Path
 from conf.program_versions import split_version
 from runners.campaigns.replay.upgrade import UpgradeReport, compare_version
 from runners.records.store import RunStore
-from runners.services.tiny_policy.tiny_tokenizer import write_tiny_tokenizer
+from runners.records.tokenizer import write_tiny_tokenizer
 
 RECORDINGS = Path(__file__).with_name("recordings")
 SUFFIX = ".tar.xz"

@@ -62,7 +62,7 @@ def post_process_rewards(args: Any, samples: Samples) -> tuple[list[float], list
     from runners.campaigns.slime.rewards import compute_rewards
     from runners.campaigns.slime.run_config import find_run_dir, read_config
     from runners.campaigns.slime.worker import note_handed_over
-    from runners.training.estimators import make_estimator
+    from runners.training.advantages import make_estimator
 
     run_dir = find_run_dir(args)
     config = read_config(run_dir)

@@ -24,6 +24,7 @@ from runners.campaigns.slime.batches import GatheredBatch
 from runners.campaigns.slime.checkpoints import find_newest, remove_old_checkpoints
 from runners.campaigns.slime.megatron.step_figures import drop_figures, move_figures
 from runners.campaigns.slime.resumption import rewind_job
+from runners.campaigns.step_metrics import step_metrics
 from runners.observe.adviser import MetricLines
 from runners.observe.figures import MetricsWriter, read_evaluations
 from runners.observe.live import read_store_status, summarize_evaluation, write_document
@@ -31,9 +32,7 @@ from runners.records.checkpoints import CHECKPOINTS
 from runners.records.record import RolloutRecord
 from runners.records.store import STATUS_FILE, RunStore, State, measure_free_mb
 from runners.training.advantages import StepGroups
-from runners.training.step_metrics import step_metrics
-from runners.training.step_samples import build_samples
-from runners.training.stored_rollout import StoredRollout, load_rollout
+from runners.training.step_samples import StoredRollout, build_samples, load_rollout
 
 HEARTBEAT_S = 10.0
 GATEWAY_FILE = "gateway.json"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from conf.schema import Config
 from runners.records.store import REMOTE_SILENCE_S, STORE_FILE, RunStore, find_remote_driver
-from runners.services.dataset_check import check_datasets, note_datasets
+from runners.services.driver import check_datasets, note_datasets
 
 POLL_S = 2.0
 

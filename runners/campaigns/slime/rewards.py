@@ -13,8 +13,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from runners.system.plugins import PluginFailedError
-from runners.training.advantages import compute_group_advantages
-from runners.training.estimators import AdvantageEstimator, normalize_step, normalizes_step
+from runners.training.advantages import (
+    AdvantageEstimator,
+    compute_group_advantages,
+    normalize_step,
+    normalizes_step,
+)
 
 logger = logging.getLogger(__name__)
 KEY = "agentrl"

@@ -11,6 +11,7 @@ from conf.errors import error_text
 from conf.schema import Config
 from conf.sections.training import RoutingRolloutConfig
 from runners.campaigns.slime.job_recorder import JobRecorder
+from runners.campaigns.slime.placeholder import read_pad_token
 from runners.campaigns.slime.rewards import KEY
 from runners.campaigns.slime.routing_check import RoutingCheck
 from runners.campaigns.slime.samples import SampleConfig, placeholder, to_slime_samples
@@ -19,8 +20,7 @@ from runners.records.routing import RoutingError
 from runners.records.store import RunStore
 from runners.records.tokenizer import load_tokenizer
 from runners.services.policy import find_captured_shape
-from runners.training.placeholder import read_pad_token
-from runners.training.stored_rollout import load_rollout
+from runners.training.step_samples import load_rollout
 
 ROUTING_REFUSED = "routing_refused"
 """Event of a rollout with a sample whose routing is impossible."""

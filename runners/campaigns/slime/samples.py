@@ -16,15 +16,14 @@ from typing import Any
 import numpy as np
 
 from conf.sections.training import FanoutConfig
+from runners.campaigns.slime.placeholder import constant_placeholder, prompt_placeholder
 from runners.campaigns.slime.rewards import KEY
 from runners.records.outcome import OutcomeClass
 from runners.records.record import IdArray, RolloutRecord, Segment
 from runners.records.routing import Routing, RoutingError, RoutingShape
-from runners.training.fanout import fan_out
-from runners.training.placeholder import constant_placeholder, prompt_placeholder
 from runners.training.routing import find_routing_fault
 from runners.training.sample import Sample
-from runners.training.stored_rollout import StoredRollout
+from runners.training.step_samples import StoredRollout, fan_out
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from runners.campaigns.slime.stream import StreamBatches
 from runners.observe.live import Progress
 from runners.records.store import RunStore
 from runners.rollouts.pool import Pool
-from runners.services.dataset_check import note_duplicates
+from runners.services.driver import note_duplicates
 from runners.services.services import Services, start_services
 from runners.system.diagnostics import AttemptWatch, seconds_since_turn, watch_stalls
 from runners.system.plugins import PluginFailedError

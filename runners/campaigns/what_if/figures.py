@@ -9,10 +9,8 @@ import numpy as np
 
 from conf.sections.training import LocalTrainerConfig, TrainerConfig
 from runners.training.advantages import key_of
-from runners.training.gradient import has_gradient
-from runners.training.sample import Sample
+from runners.training.sample import Sample, compute_token_weights, has_gradient
 from runners.training.step_samples import StepSamples
-from runners.training.token_weights import compute_token_weights
 
 
 @dataclass(frozen=True, slots=True)

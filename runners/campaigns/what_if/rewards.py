@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from conf.schema import Config
 from runners.records.record import RolloutRecord
 from runners.records.store import RunStore
-from runners.rollouts.attempt_record import (
+from runners.rollouts.contract import (
     conclude,
     rebuild_result,
     rebuild_verdict,
@@ -17,7 +17,7 @@ from runners.rollouts.attempt_record import (
 )
 from runners.rollouts.reward import ComputeReward, make_reward
 from runners.system.plugins import PluginFailedError
-from runners.tasks.rollout_result import RolloutResult
+from runners.tasks.grading import RolloutResult
 
 
 @dataclass(slots=True)

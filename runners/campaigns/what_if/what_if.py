@@ -22,8 +22,14 @@ from runners.records.record import RolloutRecord
 from runners.records.store import RunStore
 from runners.system.plugins import PluginFailedError
 from runners.training.advantages import StepGroups
-from runners.training.step_samples import StepSamples, build_samples, leave_out
-from runners.training.stored_rollout import LoadRollout, StoredRollout, load_rollout
+from runners.training.step_samples import (
+    LoadRollout,
+    StepSamples,
+    StoredRollout,
+    build_samples,
+    leave_out,
+    load_rollout,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,7 @@ from runners.engines.embedded.request import Request, RequestResult, RequestSamp
 from runners.engines.embedded.rounding import EXACT, Precision, load_rounded
 from runners.engines.embedded.scheduler import Scheduler
 from runners.engines.embedded.weights import ModelWeights
-from runners.records.record import IdArray
-from runners.records.weight_spans import find_spans
+from runners.records.record import IdArray, find_spans
 
 Answer = TypeVar("Answer")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from runners.engines.embedded.attention import KvSpan, KvStore
 from runners.engines.embedded.model import RoutingArray
-from runners.records.prefix import common_prefix_length
+from runners.records.graph import common_prefix_length
 from runners.records.record import IdArray
 
 EVICT_TO = 0.9

@@ -20,8 +20,7 @@ from runners.engines.contract import EngineError
 from runners.engines.embedded.core import EngineCore
 from runners.engines.embedded.request import RequestResult, RequestSampling
 from runners.engines.embedded.validation import describe_errors
-from runners.records.record import IdArray
-from runners.records.weight_spans import find_spans
+from runners.records.record import IdArray, find_spans
 
 GREEDY_BELOW = 1e-6
 """SGLang treats lower temperatures as greedy."""

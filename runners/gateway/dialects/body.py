@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from runners.gateway.conversation import Piece
 from runners.gateway.dialects.append_only_list import AppendOnlyList
 from runners.gateway.refusal import RefusalKind, Refused
-from runners.records.printable import make_printable, shorten
+from runners.records.text import make_printable, shorten
 
 MAX_NAMED_FAULTS = 5
 """A body of another kind altogether has a fault in every line."""

@@ -6,6 +6,10 @@ hands it to the driver. The driver connects here and writes a line, ``{"session_
 not the commands that it starts. The gateway serves it for that session alone, answers ``1``, and
 closes it when the session ends. The sandbox never gets a connection to the control socket; and
 nothing is taken but one line and one descriptor, checked to be a listening TCP socket.
+
+With several gateway processes, a session's key has the number of the one that serves it. The number
+only says where to look. The rest is a secret of 256 bits which that process alone knows: a key with
+another number, or a made-up one, opens nothing anywhere.
 """
 
 from __future__ import annotations
@@ -16,6 +20,8 @@ import contextlib
 import json
 import logging
 import os
+import re
+import secrets
 import shutil
 import socket
 import stat
@@ -216,3 +222,17 @@ async def wait_until_readable(connection: socket.socket) -> None:
         await ready.wait()
     finally:
         loop.remove_reader(connection)
+
+
+_KEY = re.compile(r"([0-9]{2})-[A-Za-z0-9_-]{43}")
+
+
+def make_replica_key(replica: int) -> str:
+    """Return a new key of a session at the process of that number."""
+    return f"{replica:02d}-{secrets.token_urlsafe(32)}"
+
+
+def replica_of(key: str) -> int | None:
+    """Return the number in a key, None if the key has no such form."""
+    found = _KEY.fullmatch(key)
+    return int(found[1]) if found else None

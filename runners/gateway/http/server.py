@@ -18,7 +18,7 @@ from weakref import WeakSet
 
 from aiohttp import web
 
-from conf.sections.gateway import GatewayLimitsConfig
+from conf.sections.gateway import MODEL, GatewayLimitsConfig
 from runners.engines.resilient import ResilientEngine
 from runners.gateway.dialects.contract import ParsedRequest
 from runners.gateway.dialects.endpoints import COUNT, TURNS
@@ -37,7 +37,6 @@ from runners.gateway.http.http_answers import (
     request_id,
     vendor_of,
 )
-from runners.gateway.program_environment import MODEL
 from runners.gateway.refusal import OverLimit, RefusalKind, Refused
 from runners.gateway.request_limits import RequestBudget
 from runners.gateway.sessions.in_flight import InFlightTurn
@@ -47,6 +46,8 @@ from runners.system.processes import AgentProcess
 
 logger = logging.getLogger(__name__)
 
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+"""Answers a request of a listener."""
 AnswerRequest = Callable[[web.BaseRequest, Session, RequestBudget], Awaitable[web.StreamResponse]]
 """Answers a request of a session; raises Refused."""
 
@@ -73,8 +74,10 @@ class GatewayServer:
         admin_key: str,
         ping_s: float,
         limits: GatewayLimitsConfig,
+        wrap_handler: Callable[[Handler], Handler] = lambda handler: handler,
     ) -> None:
         self.registry = registry
+        self._wrap_handler = wrap_handler
         self._engine = engine
         self.admin_api = AdminApi(registry, engine)
         self._admin_key = admin_key.encode()
@@ -96,7 +99,8 @@ class GatewayServer:
             self.registry.counts.answers[str(response.status)] += 1
             return response
 
-        return make_server(handle, self._connections, only.session.budget if only else None)
+        budget = only.session.budget if only else None
+        return make_server(self._wrap_handler(handle), self._connections, budget)
 
     async def serve_listener(
         self, key: str, listener: socket.socket, agent: AgentProcess | None = None

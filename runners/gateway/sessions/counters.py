@@ -1,6 +1,6 @@
 """The counters of a session, as ``GET /admin/sessions/{id}`` answers them.
 
-Which of them a rollout's record keeps is in ``runners.records.counters``.
+Which of them a rollout's record keeps is in ``runners.records.session_summary``.
 """
 
 from __future__ import annotations

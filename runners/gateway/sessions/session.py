@@ -59,11 +59,10 @@ from runners.gateway.texts.request_cache import RequestCache
 from runners.gateway.texts.texts import Texts
 from runners.gateway.tree.branches import Branches, Placement
 from runners.gateway.tree.prefix_matching import PreparedRequest, prepare_request
-from runners.records.printable import shorten
-from runners.records.record import IdArray, Turn
+from runners.records.record import IdArray, Turn, WireExchange
 from runners.records.routing import RoutingShape, TurnRouting
+from runners.records.text import shorten
 from runners.records.tokenizer import ParsedResponse
-from runners.records.wire import WireExchange
 
 logger = logging.getLogger(__name__)
 

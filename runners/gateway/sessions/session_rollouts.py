@@ -18,10 +18,9 @@ from typing import Any
 from runners.gateway.sessions.session import Session
 from runners.gateway.sessions.turn_log import AsyncTurnLog
 from runners.gateway.settings import ReplicaSettings
-from runners.records.counters import STORED_COUNTERS
 from runners.records.outcome import Outcome, OutcomeCode, Stage
 from runners.records.record import RolloutRecord
-from runners.records.session_summary import SessionSummary
+from runners.records.session_summary import STORED_COUNTERS, SessionSummary
 from runners.records.store import RunStore
 
 _FAILED_SERVICE = {"engine": OutcomeCode.INFRA_MODEL, "gateway": OutcomeCode.INFRA_GATEWAY}

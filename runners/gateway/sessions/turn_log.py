@@ -17,11 +17,10 @@ from functools import cache
 from typing import Any, Protocol, TypeVar
 
 from conf.errors import ExitCode
-from runners.records.record import RolloutRecord, Turn
+from runners.records.record import RolloutRecord, Turn, WireExchange
 from runners.records.routing import TurnRouting
 from runners.records.session_summary import SessionSummary
 from runners.records.store import MAX_TURNS, StoreError
-from runners.records.wire import WireExchange
 
 T = TypeVar("T")
 

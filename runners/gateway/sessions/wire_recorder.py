@@ -13,9 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runners.records.json_text import clean_text, dumps
-from runners.records.printable import shorten
-from runners.records.wire import WireExchange
+from runners.records.record import WireExchange
+from runners.records.text import clean_text, dumps, shorten
 
 MB = 1 << 20
 BODY, SESSION = 4 * MB, 256 * MB

@@ -24,7 +24,7 @@ from runners.gateway.dialects.body import RequestBody
 from runners.gateway.dialects.contract import Dialect, ParsedRequest
 from runners.gateway.request_limits import JsonShape, bound_shape, measure_shape
 from runners.gateway.texts.json_text import find_items, find_list, has_member
-from runners.records.prefix import common_prefix_length
+from runners.records.graph import common_prefix_length
 
 MAX_BODIES = 8
 """Of a session: its main agent's, and those of its sub-agents at work."""

@@ -19,6 +19,7 @@ from runners.gateway.conversation import SYSTEM_PROMPT, Answer, Piece, TurnReque
 from runners.gateway.texts.texts import Texts
 from runners.gateway.tree.branch_names import BranchName, BranchNames
 from runners.gateway.tree.dispatches import CALL_THREAD
+from runners.gateway.tree.growing_ids import GrowingIds
 from runners.gateway.tree.prefix_matching import (
     AssistantPart,
     HistoryBreak,
@@ -30,9 +31,7 @@ from runners.gateway.tree.prefix_matching import (
     answer_part,
 )
 from runners.gateway.tree.recognition import begins_with_summary
-from runners.records.graph import TurnGraph, TurnNode
-from runners.records.growing_ids import GrowingIds
-from runners.records.prefix import common_prefix_length
+from runners.records.graph import TurnGraph, TurnNode, common_prefix_length
 from runners.records.record import MAIN_THREAD, BranchKind, IdArray, Turn
 
 MAX_PATHS = 4

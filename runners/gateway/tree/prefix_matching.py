@@ -27,7 +27,7 @@ from runners.gateway.conversation import (
 from runners.gateway.dialects.append_only_list import AppendOnlyList
 from runners.gateway.tree.echoes import SAME, Echo, compare_echo, is_blank
 from runners.records.graph import TurnNode
-from runners.records.printable import cut_excerpts
+from runners.records.text import cut_excerpts
 
 MAX_ECHOES = 64
 """Ways in which one turn has come back that are kept: a program could make any number of them."""

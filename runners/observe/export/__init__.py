@@ -5,16 +5,24 @@ from __future__ import annotations
 from runners.observe.export.build import build_trajectory
 from runners.observe.export.contract import ExportedRollout, ExportedRun, ExporterPlugin
 from runners.observe.export.decoding import find_decode, find_run_tokenizer
-from runners.observe.export.dump import DumpReport, describe_run, read_rollout, to_dump_error
 from runners.observe.export.filter_texts import describe_choices
 from runners.observe.export.formats import FORMATS
 from runners.observe.export.known_values import require_known
+from runners.observe.export.run_dump import (
+    DumpError,
+    describe_run,
+    dump,
+    parse_filter,
+    parse_formats,
+    read_rollout,
+    to_dump_error,
+)
 from runners.observe.export.sft import MessagesLine, TokensLine
 from runners.observe.export.trajectory import Trajectory
 
 __all__ = [
     "FORMATS",
-    "DumpReport",
+    "DumpError",
     "ExportedRollout",
     "ExportedRun",
     "ExporterPlugin",
@@ -24,8 +32,11 @@ __all__ = [
     "build_trajectory",
     "describe_choices",
     "describe_run",
+    "dump",
     "find_decode",
     "find_run_tokenizer",
+    "parse_filter",
+    "parse_formats",
     "read_rollout",
     "require_known",
     "to_dump_error",

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from runners.observe.export.contract import AddRollout, ExportedRollout, ExportedRun
-from runners.records.conversation import Message, latest_tools
-from runners.records.json_text import dumps
+from runners.observe.export.conversation import Message, latest_tools
 from runners.records.record import MAIN_THREAD as MAIN
 from runners.records.record import Turn
+from runners.records.text import dumps
 
 VERSION = "ATIF-v1.7"
 """The oldest version with embedded sub-agents; 1.8 adds only audio."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from runners.observe.export.contract import ExportedRollout, ExportedRun
+from runners.observe.export.conversation import join_messages, latest_tools
 from runners.observe.export.derive import fill
 from runners.observe.export.masked import find_masked
 from runners.observe.export.trajectory import (
@@ -22,7 +23,6 @@ from runners.observe.export.trajectory import (
     Trajectory,
     TurnPart,
 )
-from runners.records.conversation import join_messages, latest_tools
 from runners.records.graph import TurnGraph
 from runners.records.record import IdArray, RolloutRecord, Segment, Turn
 from runners.records.routing import TurnRouting

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from runners.observe.export.contract import Decode
-from runners.records.starting_policy import find_run_policy
+from runners.records.checkpoints import find_run_policy
 from runners.records.store import RunStore
 from runners.records.tokenizer import load_tokenizer
 

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 from conf.sections.plugin import PluginConfig
 from conf.targets import find_target, plugin_names
+from runners.observe.export import jsonl, sft
 from runners.observe.export.atif import write_atif
 from runners.observe.export.contract import Exporter, ExporterPlugin
 from runners.observe.export.html import write_html
-from runners.observe.export.jsonl import write_jsonl
 from runners.observe.export.parquet import write_parquet
-from runners.observe.export.sft import write_sft
 from runners.observe.export.slime import write_slime
 from runners.system.plugins import load_plugin
 
 FORMATS: dict[str, Exporter] = {
-    "jsonl": write_jsonl,
+    "jsonl": jsonl.write_jsonl,
     "atif": write_atif,
     "parquet": write_parquet,
     "slime": write_slime,
-    "sft": write_sft,
+    "sft": sft.write_sft,
     "html": write_html,
 }
 """Each writes files of its own names into one directory."""
+VALIDATORS: dict[str, Callable[[Path], list[str]]] = {
+    "jsonl": jsonl.validate,
+    "sft": sft.validate,
+}
+"""Each reads a file of its format again, and returns what is wrong with it."""
 
 
 def find_exporter(name: str) -> Exporter:

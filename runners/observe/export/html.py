@@ -27,8 +27,8 @@ import numpy as np
 from runners.observe.export.contract import AddRollout, Decode, ExportedRollout, ExportedRun
 from runners.observe.export.page_assets import make_block, split_single_page
 from runners.observe.export.page_texts import TextCutter
-from runners.records.json_text import dumps
 from runners.records.record import Turn
+from runners.records.text import dumps
 
 NAME = "trajectories.html"
 LEVEL = 6

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from runners.observe.export.contract import AddRollout, ExportedRollout, ExportedRun
 from runners.observe.export.trajectory import Trajectory
 from runners.observe.export.validation import find_contradictions
-from runners.records.json_text import dumps, loads
+from runners.records.text import dumps, loads
 
 NAME = "trajectories.jsonl"
 M = TypeVar("M", bound=BaseModel)

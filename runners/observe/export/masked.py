@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from conf.sections.plugin import PluginConfig
 from conf.sections.training import FanoutConfig, SegmentsFanoutConfig, TrainerConfig
-from runners.records.chain_choice import (
+from runners.records.graph import (
     DropReason,
     choose_segments,
     divide_advantage,

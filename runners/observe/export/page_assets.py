@@ -14,7 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from runners.records.json_text import dumps
+from runners.records.text import dumps
 
 FOLDER = Path(__file__).with_name("page")
 STYLE = "page.css"

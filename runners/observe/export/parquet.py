@@ -20,7 +20,7 @@ from runners.observe.export.contract import AddRollout, ExportedRollout, Exporte
 from runners.observe.export.derive import Part
 from runners.observe.export.trajectory import INT64, Mask, Trajectory
 from runners.records.declaration import split_optional
-from runners.records.json_text import dumps, loads
+from runners.records.text import dumps, loads
 
 NAME = "trajectories.parquet"
 _GROUP_TOKENS = 2**20

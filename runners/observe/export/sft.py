@@ -21,12 +21,12 @@ from pydantic import BaseModel
 
 from conf.exact_tokens import describe_inexactness
 from runners.observe.export.contract import AddRollout, ExportedRollout, ExportedRun
+from runners.observe.export.conversation import Message, latest_tools
 from runners.observe.export.derive import Part
 from runners.observe.export.jsonl import find_faults
 from runners.observe.export.trajectory import Mask
-from runners.records.conversation import Message, latest_tools
-from runners.records.json_text import dumps
 from runners.records.record import Segment, SegmentKind, Turn
+from runners.records.text import dumps
 
 FOLDER = "sft"
 MESSAGES = "messages.jsonl"

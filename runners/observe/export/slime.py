@@ -36,11 +36,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runners.observe.export.contract import AddRollout, ExportedRollout, ExportedRun
-from runners.records.conversation import join_messages
-from runners.records.json_text import dumps, loads
+from runners.observe.export.conversation import join_messages
 from runners.records.outcome import OutcomeClass
 from runners.records.record import RolloutRecord, Segment, Turn
 from runners.records.routing import RoutingShape, TurnRouting, build_segment_routing
+from runners.records.text import dumps, loads
 
 ROLLOUTS_PER_FILE = 64
 """The directory of an open zip file is held in memory, about 10 kB per rollout."""

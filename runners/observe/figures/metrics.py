@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runners.records.json_text import dumps
 from runners.records.store import raise_store_errors
+from runners.records.text import dumps
 from runners.system.processes import atomic_file
 
 

@@ -6,10 +6,10 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Any
 
-from runners.records.json_text import dumps, loads
 from runners.records.outcome import MEANING, OutcomeClass, place_stages
 from runners.records.record import RolloutRecord
 from runners.records.store import RunStore
+from runners.records.text import dumps, loads
 
 MOST = 96
 """Attempts of a report's drawing."""

@@ -22,7 +22,7 @@ from runners.observe.console import make_console
 from runners.observe.figures.curves import Curve
 from runners.observe.figures.terminal_plot import AXIS, LINE, MARK, plot_rates
 from runners.observe.live.progress import Progress
-from runners.records.printable import make_printable
+from runners.records.text import make_printable
 
 _REFRESH_HZ = 4
 _WIDE = 120

@@ -14,7 +14,7 @@ from typing import Any
 
 from runners.observe.adviser.alarm import Alarm
 from runners.observe.figures.curves import REWARD, SOLVE_RATE, STEP_S, Curve
-from runners.records.printable import make_printable
+from runners.records.text import make_printable
 from runners.system.diagnostics import AttemptWatch
 
 _RATE_WINDOW_S = 30.0

@@ -13,8 +13,8 @@ from typing import Any
 from runners.observe.adviser.alarm import Alarm
 from runners.observe.figures.training_counts import GroupCounts, TokenCounts
 from runners.observe.live.status import Leak, PartlySolved, Status
-from runners.records.json_text import dumps
 from runners.records.store import find_remote_driver, raise_store_errors, read_status_file
+from runners.records.text import dumps
 from runners.system.processes import atomic_file
 
 

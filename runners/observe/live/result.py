@@ -17,8 +17,8 @@ from runners.observe.figures.statistics import (
 )
 from runners.observe.figures.training_counts import count_training
 from runners.observe.live.status import read_best, read_outcomes
-from runners.records.counters import mean
 from runners.records.record import TASK_SET, RolloutRecord
+from runners.records.session_summary import mean
 from runners.records.store import EvaluationRow, RunStore, StepRow
 
 

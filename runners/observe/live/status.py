@@ -25,8 +25,8 @@ from runners.observe.figures.training_counts import (
 from runners.observe.live.dashboard import format_duration
 from runners.observe.live.under_way import count_under_way
 from runners.records.checkpoints import CHECKPOINTS, find_best
-from runners.records.printable import make_printable
 from runners.records.store import KILLED, RunStore, State
+from runners.records.text import make_printable
 from runners.system.diagnostics import newest_diagnoses
 from runners.system.processes.ledger import Ledger, ResourceKind, is_gone
 

@@ -25,9 +25,9 @@ from runners.observe.live.status import Status, read_store_status
 from runners.observe.report.against import Against
 from runners.observe.report.sums import Sums, Totals
 from runners.records.outcome import MEANING
-from runners.records.printable import make_printable, shorten
 from runners.records.routing import RoutingError
 from runners.records.store import SAMPLED_TOKENS, RunStore
+from runners.records.text import make_printable, shorten
 
 TASKS, EVENTS = 100, 100
 """The most entries of a list in the document; the number of all of them stands beside it."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from runners.observe.figures.statistics import mean_interval
 from runners.observe.figures.training_counts import count_trained
-from runners.records.counters import mean
+from runners.records.session_summary import mean
 
 
 def pool_seeds(runs: Sequence[dict[str, Any]], settings: Sequence[str]) -> list[dict[str, Any]]:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from runners.observe.figures.swimlane import name_end
 from runners.records.outcome import OutcomeClass, OutcomeCode
-from runners.records.printable import make_printable, shorten
 from runners.records.record import RolloutRecord
+from runners.records.text import make_printable, shorten
 
 SLOWEST, FAILURES, CAUSES, TAMPERED = 12, 20, 12, 20
 """The most rollouts of each kind that are named; the number of all of them stands beside."""

@@ -27,9 +27,9 @@ from conf.errors import error_text
 from conf.sections.observe import OtlpConfig
 from runners.observe.figures.swimlane import without_texts
 from runners.records.outcome import OutcomeClass, Stage, order_stages
-from runners.records.printable import make_printable, shorten
 from runners.records.record import MAIN_THREAD, TASK_SET, RolloutRecord
 from runners.records.store import SAMPLED_TOKENS, RunStore
+from runners.records.text import make_printable, shorten
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan

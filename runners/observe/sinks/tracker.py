@@ -16,9 +16,8 @@ from typing import Any, Literal, Protocol
 
 from conf.errors import error_text
 from runners.observe.figures.metrics import finite_numbers
-from runners.records.json_text import dumps, loads
-from runners.records.printable import make_printable, shorten
 from runners.records.store import RunStore, StoreError
+from runners.records.text import dumps, loads, make_printable, shorten
 from runners.system.processes import atomic_file
 
 TRACKERS = "trackers"

@@ -19,8 +19,8 @@ from runners.observe.export.filter_texts import (
     parse_steps,
 )
 from runners.observe.viewer.in_progress import RUNNING
-from runners.records.json_text import clean_text
 from runners.records.outcome import MEANING, OutcomeClass, OutcomeCode
+from runners.records.text import clean_text
 
 _UNGRADED = [str(kind) for kind, meaning in MEANING.items() if not meaning.reward_counts]
 ONLY = {

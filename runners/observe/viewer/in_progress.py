@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from runners.records.ids import parse_rollout_id, parse_session_id, write_owner
-from runners.records.json_text import dumps, loads
 from runners.records.outcome import MEANING, Outcome, OutcomeClass, OutcomeCode, Stage
 from runners.records.record import RolloutRecord
 from runners.records.store import SAMPLED_TOKENS, RunState, RunStore
+from runners.records.text import dumps, loads
 
 RUNNING = "running"
 """Name of the filter that selects them."""

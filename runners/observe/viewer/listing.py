@@ -18,8 +18,8 @@ from runners.observe.viewer.search_text import (
     read_rollout_texts,
     read_turn_texts,
 )
-from runners.records.json_text import loads
 from runners.records.store import RunStore
+from runners.records.text import loads
 
 PAGE = 500
 """The most rollouts of one answer."""

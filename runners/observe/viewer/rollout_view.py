@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runners.observe.export.contract import ExportedRollout
-from runners.observe.export.dump import describe_run, read_rollout
+from runners.observe.export.run_dump import describe_run, read_rollout
 from runners.observe.viewer.filters import ViewError
 from runners.observe.viewer.in_progress import (
     GRADING,

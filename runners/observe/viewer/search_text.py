@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from runners.records.json_text import loads
-from runners.records.printable import make_printable
+from runners.records.text import loads, make_printable
 
 FIELDS = ("said", "tools", "patch", "tests")
 """Columns of the search index: what was said; calls of tools and their results; the patch; the

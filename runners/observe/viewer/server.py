@@ -31,7 +31,7 @@ from runners.observe.export.page_assets import STYLE, build_served_page, read_as
 from runners.observe.viewer.filters import ViewError
 from runners.observe.viewer.page_reader import Given, PageReader
 from runners.observe.viewer.search_index import IndexProgress, SearchIndex
-from runners.records.json_text import dumps
+from runners.records.text import dumps
 from runners.system.processes import load_secret
 
 HOST = "127.0.0.1"

@@ -20,8 +20,8 @@ from runners.observe.viewer.in_progress import RUNNING
 from runners.observe.viewer.listing import Listing
 from runners.observe.viewer.rollout_view import ViewedRollout
 from runners.observe.viewer.timeline import Moment
-from runners.records.printable import make_line, make_printable, shorten
 from runners.records.record import Segment, Turn
+from runners.records.text import make_line, make_printable, shorten
 
 WIDE = 110
 """Columns of a terminal in which the list has outcome and advantage, too."""

@@ -11,11 +11,10 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from runners.observe.viewer.rollout_view import ViewedRollout
-from runners.records.json_text import dumps, loads
 from runners.records.outcome import Stage, place_stages
-from runners.records.printable import make_line, shorten
 from runners.records.record import MAIN_THREAD, Turn
 from runners.records.store import RunStore
+from runners.records.text import dumps, loads, make_line, shorten
 
 EVENTS = 200
 """The most events of a rollout."""

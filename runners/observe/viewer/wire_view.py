@@ -10,9 +10,9 @@ from rich.text import Text
 from runners.observe.export.page_texts import cut_text
 from runners.observe.viewer.filters import ViewError
 from runners.observe.viewer.rollout_view import find_attempts
-from runners.records.printable import make_printable
+from runners.records.record import WireExchange
 from runners.records.store import RunStore
-from runners.records.wire import WireExchange
+from runners.records.text import make_printable
 
 PAGE_TEXT = 200_000
 """Characters of a body that the page gets."""

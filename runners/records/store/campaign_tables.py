@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runners.records.counters import rename_counters
 from runners.records.ids import parse_session_id
-from runners.records.json_text import dumps, loads
 from runners.records.record import RolloutRecord
 from runners.records.routing import TokenAgreement
+from runners.records.session_summary import rename_counters
 from runners.records.store.database import Database
 from runners.records.store.record_rows import ROLLOUTS, read_rollout
 from runners.records.store.store_error import StoreError
 from runners.records.store.tables import AGREEMENT_SINCE
+from runners.records.text import dumps, loads
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,14 @@ import sqlite3
 from dataclasses import dataclass
 from typing import Annotated
 
-from runners.records.counters import rename_counters
 from runners.records.declaration import Column
-from runners.records.json_text import loads
 from runners.records.record import RolloutRecord, Turn
 from runners.records.routing import UINT8_EXPERTS, TurnRouting
+from runners.records.session_summary import rename_counters
 from runners.records.store.arrays import Block, TurnArrays
 from runners.records.store.record_table import RecordTable
 from runners.records.store.routing_files import RoutingPart
+from runners.records.text import loads
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from operator import attrgetter
 from typing import Any, Literal, get_args, get_origin
 
 from runners.records.declaration import RecordField, record_fields
-from runners.records.json_text import clean_text, dumps, loads
+from runners.records.text import clean_text, dumps, loads
 
 Row = dict[str, Any]
 Codec = Callable[[Any], Any]

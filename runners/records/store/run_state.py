@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from runners.records.json_text import loads
+from runners.records.text import loads
 
 _CLOCK_SLACK_S = 2.0
 """Start times derive from the boot time, which moves a little when the clock is set."""

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from conf.errors import ExitCode
-from runners.records.json_text import clean_text, dumps, loads
 from runners.records.store.arrays import TurnArrays
 from runners.records.store.campaign_tables import CampaignTables
 from runners.records.store.database import Database
@@ -32,6 +31,7 @@ from runners.records.store.session_tables import SessionTables
 from runners.records.store.status_file import find_remote_driver
 from runners.records.store.store_error import StoreError, to_store_error
 from runners.records.store.tables import check_tables, create_tables, migrate
+from runners.records.text import clean_text, dumps, loads
 
 STORE_FILE = "store.sqlite"
 

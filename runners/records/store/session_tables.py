@@ -10,8 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from runners.records.json_text import dumps, loads
-from runners.records.record import Turn
+from runners.records.record import Turn, WireExchange
 from runners.records.routing import RoutingShape, TurnRouting
 from runners.records.session_summary import SessionSummary, TurnReply, summarize_session
 from runners.records.store.arrays import TurnArrays
@@ -20,7 +19,7 @@ from runners.records.store.record_rows import ROUTING, TURNS, read_routing, read
 from runners.records.store.routing_files import RoutingPart
 from runners.records.store.store_error import StoreError
 from runners.records.store.tables import ROUTING_SINCE, WIRE_SINCE
-from runners.records.wire import WireExchange
+from runners.records.text import dumps, loads
 
 WIRE_LEVEL = 3
 """Of zlib: a body is read by few and written for every turn."""

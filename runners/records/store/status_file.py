@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from runners.records.json_text import loads
 from runners.records.store.run_state import REMOTE_SILENCE_S, State
+from runners.records.text import loads
 
 STATUS_FILE = "status.json"
 

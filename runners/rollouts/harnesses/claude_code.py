@@ -17,7 +17,7 @@ from conf.sections.harness import ClaudeCodeHarnessConfig
 from conf.sections.scenario import ScenarioConfig, compaction_window, has_subagents
 from runners.gateway.refusal import PROMPT_TOO_LONG, TURNS_SPENT
 from runners.records.outcome import OutcomeCode
-from runners.rollouts.harnesses.contract import HarnessContext, HarnessResult
+from runners.rollouts.contract import HarnessContext, HarnessResult
 from runners.rollouts.harnesses.external_program import (
     Event,
     ExternalProgram,

@@ -21,7 +21,7 @@ from conf.sections.harness import CodexHarnessConfig
 from conf.sections.scenario import ScenarioConfig, compaction_window, has_subagents
 from runners.gateway.refusal import TURNS_SPENT
 from runners.records.outcome import OutcomeCode
-from runners.rollouts.harnesses.contract import HarnessContext, HarnessResult
+from runners.rollouts.contract import HarnessContext, HarnessResult
 from runners.rollouts.harnesses.external_program import (
     Event,
     ExternalProgram,

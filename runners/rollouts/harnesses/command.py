@@ -14,7 +14,7 @@ from conf.programs import command_directory
 from conf.sections.harness import CommandHarnessConfig
 from runners.gateway.refusal import PROMPT_TOO_LONG, TURNS_SPENT
 from runners.records.outcome import OutcomeCode
-from runners.rollouts.harnesses.contract import HarnessContext, HarnessResult
+from runners.rollouts.contract import HarnessContext, HarnessResult
 from runners.rollouts.harnesses.external_program import OUTPUT_LIMIT, describe_timeout, make_result
 from runners.rollouts.harnesses.installation import ProgramError, run_installer
 from runners.sandboxes.contract import CommandResult, Sandbox

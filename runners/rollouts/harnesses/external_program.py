@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from runners.records.outcome import OutcomeCode
-from runners.rollouts.harnesses.contract import HarnessContext, HarnessResult
+from runners.rollouts.contract import HarnessContext, HarnessResult
 from runners.sandboxes.contract import CommandResult, Sandbox
 
 Event = dict[str, Any]

@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 
 from runners.records.outcome import OutcomeCode
-from runners.rollouts.harnesses.contract import Harness, HarnessContext, HarnessResult
+from runners.rollouts.contract import Harness, HarnessContext, HarnessResult
 from runners.sandboxes.contract import Sandbox, SandboxError
-from runners.sandboxes.elsewhere import UNWIND_S, SandboxElsewhere
+from runners.sandboxes.wrappers import UNWIND_S, SandboxElsewhere
 from runners.system.plugins import describe_failure, run_beside
 
 

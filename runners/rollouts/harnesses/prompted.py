@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from conf.sections.harness import TASK
-from runners.rollouts.harnesses.contract import Harness, HarnessContext, HarnessResult
+from runners.rollouts.contract import Harness, HarnessContext, HarnessResult
 from runners.sandboxes.contract import Sandbox
 
 

@@ -15,9 +15,9 @@ from conf.sections.harness import (
     MiniSweAgentHarnessConfig,
 )
 from conf.sections.scenario import ScenarioConfig
+from runners.rollouts.contract import Harness
 from runners.rollouts.harnesses import claude_code, codex, installation
 from runners.rollouts.harnesses.command import CommandHarness, find_command, install_command
-from runners.rollouts.harnesses.contract import Harness
 from runners.rollouts.harnesses.guarded import GuardedHarness
 from runners.rollouts.harnesses.mini_swe_agent import harness as mini_swe_agent
 from runners.rollouts.harnesses.mini_swe_agent import package

@@ -24,7 +24,6 @@ from typing import Any
 from conf.sections.sandbox import LocalSandboxConfig
 from conf.sections.section import SERVER_KEYS
 from runners.sandboxes.contract import SandboxError, SandboxSpec
-from runners.sandboxes.discard import clear_directory, discard_tree
 from runners.sandboxes.local.confinement import (
     PidsControlGroup,
     remove_stale_groups,
@@ -35,6 +34,7 @@ from runners.sandboxes.local.memory_room import memory_room
 from runners.sandboxes.local.probe import MOUNTS, describe_guarantees, probe_isolation
 from runners.sandboxes.local.sandbox import LocalSandbox
 from runners.sandboxes.local.warm_pool import SlotFactory, SlotKey, WarmSandboxPool
+from runners.sandboxes.tree import clear_directory, discard_tree
 from runners.system.processes import PREFIX, SANDBOX_TAG, is_stale, kill_tagged, make_unique_name
 
 PROGRAMS = {"bubblewrap": "bwrap", "unshare": "unshare"}

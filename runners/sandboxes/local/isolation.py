@@ -16,8 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from runners.sandboxes.contract import BASE_ENVIRONMENT
-from runners.sandboxes.program import compile_program
+from runners.sandboxes.contract import BASE_ENVIRONMENT, compile_program
 
 PROGRAMS = Path(__file__).resolve().with_name("inside")
 """Programs of ours that run in sandboxes."""

@@ -27,13 +27,12 @@ from runners.sandboxes.contract import (
     SandboxSpec,
     describe_os_error,
 )
-from runners.sandboxes.discard import remove_tree
 from runners.sandboxes.local.command import LocalCommand, run_command
 from runners.sandboxes.local.disk_watch import wait_overfull
 from runners.sandboxes.local.isolation import SandboxHome
 from runners.sandboxes.local.launch import CLOSED, Launcher, end
 from runners.sandboxes.local.warm_pool import SlotFactory
-from runners.sandboxes.tree import copy_tree
+from runners.sandboxes.tree import copy_tree, remove_tree
 from runners.system.processes import RUNNING
 
 GATEWAY_URL = "http://127.0.0.1:8080"

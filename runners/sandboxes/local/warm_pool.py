@@ -17,10 +17,10 @@ from pathlib import Path
 
 from conf.sections.sandbox import LocalSandboxConfig
 from runners.sandboxes.contract import SandboxError, SandboxSpec
-from runners.sandboxes.discard import discard, discard_tree
 from runners.sandboxes.local.confinement import PidsControlGroup, open_filter, set_limits
 from runners.sandboxes.local.isolation import Isolation, SandboxHome
 from runners.sandboxes.local.launch import Launcher, LaunchPlan, boot
+from runners.sandboxes.tree import discard, discard_tree
 from runners.system.processes import SANDBOX_TAG
 
 REFILL_DELAY_S = 0.05

@@ -21,7 +21,6 @@ from urllib.parse import urlsplit, urlunsplit
 
 from conf.sections.sandbox import ApptainerSandboxConfig
 from runners.sandboxes.contract import EgressAttempt, SandboxError, SandboxSpec
-from runners.sandboxes.discard import discard
 from runners.sandboxes.remote import apptainer_program as program
 from runners.sandboxes.remote.backend import RemoteBackend
 from runners.sandboxes.remote.egress import (
@@ -34,6 +33,7 @@ from runners.sandboxes.remote.id_ranges import IDS, find_missing_ranges
 from runners.sandboxes.remote.namespace_relay import NamespaceRelay, listen_inside
 from runners.sandboxes.remote.program_machine import CALL_S, ProgramMachine, run_program
 from runners.sandboxes.remote.sandbox import RemoteSandbox
+from runners.sandboxes.tree import discard
 
 START_S = 900.0
 """To start an instance; its image may have to be pulled and converted first."""

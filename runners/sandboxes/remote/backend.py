@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from runners.sandboxes.contract import SandboxError
-from runners.sandboxes.discard import clear_directory, discard_tree
 from runners.sandboxes.remote.archive_cache import ArchiveCache
+from runners.sandboxes.tree import clear_directory, discard_tree
 
 
 class RemoteBackend(ABC):

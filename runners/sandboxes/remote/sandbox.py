@@ -27,13 +27,13 @@ from runners.sandboxes.contract import (
     SandboxSpec,
     describe_os_error,
 )
-from runners.sandboxes.discard import discard
 from runners.sandboxes.remote import detached
 from runners.sandboxes.remote.archive import UNPACKED_LIMIT, ArchiveWriter, oversized_error, unpack
 from runners.sandboxes.remote.archive_cache import ArchiveCache
 from runners.sandboxes.remote.long_script import run_long_script
 from runners.sandboxes.remote.machine import AGENT, STATE, Machine
 from runners.sandboxes.remote.setup import HOME, SETUP_S, Setup
+from runners.sandboxes.tree import discard
 
 CHECKS = f"{STATE}/checks"
 CHECK_HOMES = "/var/lib/agentrl-homes"

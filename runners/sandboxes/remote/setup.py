@@ -12,8 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from runners.sandboxes.contract import SandboxError, SandboxSpec, describe_os_error
-from runners.sandboxes.program import find_source
+from runners.sandboxes.contract import SandboxError, SandboxSpec, describe_os_error, find_source
 from runners.sandboxes.remote import detached
 from runners.sandboxes.remote.archive import ArchiveWriter
 from runners.sandboxes.remote.archive_cache import ArchiveCache, fingerprint

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runners.gateway.__main__ import main
+from runners.gateway.service import main
 from runners.services.faults.wiring import pop_gateway_hooks
 
 if __name__ == "__main__":

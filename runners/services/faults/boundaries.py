@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from aiohttp import web
@@ -24,9 +24,7 @@ from runners.engines.client import UPDATE_PATH, HttpEngine
 from runners.engines.connection import PUSHED_BACK_STATUS, RETRYABLE_STATUS
 from runners.engines.contract import Engine, EngineError, Generation
 from runners.gateway.client import GatewayAdmin
-from runners.gateway.gateway_error import GatewayError
-from runners.gateway.http.server import GatewayServer
-from runners.gateway.sessions.registry import SessionEntry
+from runners.gateway.refusal import GatewayError
 from runners.observe.figures import MetricsWriter
 from runners.records.store import RunStore, StoreError, to_store_error
 from runners.sandboxes.contract import CommandResult, Sandbox, SandboxBackend, SandboxError
@@ -35,7 +33,9 @@ from runners.services.faults.plan import Fault, Injection, parse_attempt
 from runners.services.faults.proxy import Arguments, Call, Effect, Proceed, change_reply, wrap
 from runners.services.faults.tools_inside import GARBAGE
 from runners.tasks.contract import Verdict, VerdictKind
-from runners.tasks.rollout_result import Grader
+
+if TYPE_CHECKING:  # a gateway on its own grades nothing
+    from runners.tasks.grading import Grader
 
 CountTurns = Callable[[str], Awaitable[int]]
 """Returns the number of durable turns of a session."""
@@ -139,20 +139,17 @@ _request: ContextVar[web.BaseRequest | None] = ContextVar("request", default=Non
 """The request that the running turn answers: a turn's task inherits it from the handler."""
 
 
-class DroppingServer(GatewayServer):
-    """A gateway's server that lets a fault of a turn find the connection of its client."""
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
-    def make_http_server(self, only: SessionEntry | None = None) -> web.Server:
-        """Return a protocol factory for a listener; see ``GatewayServer.make_http_server``."""
-        server = super().make_http_server(only)
-        answer = server.request_handler
 
-        async def handle(request: web.BaseRequest) -> web.StreamResponse:
-            _request.set(request)
-            return await answer(request)
+def note_request(answer: Handler) -> Handler:
+    """Wrap a gateway's handler so that a fault of a turn finds the connection of its client."""
 
-        server.request_handler = handle
-        return server
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        _request.set(request)
+        return await answer(request)
+
+    return handle
 
 
 async def _drop_client(fault: Fault, call: Arguments, proceed: Proceed) -> Any:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from runners.rollouts.harnesses.contract import Harness, HarnessContext, HarnessResult
-from runners.rollouts.harnesses.native.harness import START_INSIDE
-from runners.sandboxes.contract import CommandResult, Sandbox
-from runners.sandboxes.program import compile_program
+from runners.sandboxes.contract import CommandResult, Sandbox, compile_program
 from runners.sandboxes.wrappers import ForwardingSandbox
 from runners.services.faults.plan import Fault, Injection, parse_attempt
 from runners.services.faults.tools_inside import MARK
+
+if TYPE_CHECKING:  # a gateway on its own has no attempts
+    from runners.rollouts.contract import Harness, HarnessContext, HarnessResult
 
 PROGRAM = compile_program(Path(__file__).with_name("tools_inside.py"))
 INSIDE = f"/opt/agentrl/faults/tools_inside{PROGRAM.suffix}"
@@ -38,22 +38,27 @@ class FaultyToolsHarness:
         rollout_id, attempt = parse_attempt(sandbox.spec.name)
         faults = self._injection.plan.foresee("tool", rollout_id, attempt)
         if faults:
-            sandbox = _FaultyToolsSandbox(sandbox, faults, self._injection)
+            start = next(each for each in self._real.mounts() if Path(each).stem == "__main__")
+            sandbox = _FaultyToolsSandbox(sandbox, start, faults, self._injection)
         return await self._real.run(sandbox, context)
 
 
 class _FaultyToolsSandbox(ForwardingSandbox):
     """A sandbox that starts the agent with failing tools."""
 
-    def __init__(self, real: Sandbox, faults: dict[int, Fault], injection: Injection) -> None:
+    def __init__(
+        self, real: Sandbox, start: str, faults: dict[int, Fault], injection: Injection
+    ) -> None:
+        """``start``: the agent's program, as its command names it."""
         super().__init__(real)
+        self._start = start
         self._faults = faults
         self._injection = injection
 
     async def run(self, argv: list[str], **options: Any) -> CommandResult:
         """Run a command; the agent's own start goes through ``tools_inside``."""
-        if START_INSIDE in argv:
-            at = argv.index(START_INSIDE)
+        if self._start in argv:
+            at = argv.index(self._start)
             plan = {k: [f.what, f.seconds, f.random_bits] for k, f in self._faults.items()}
             argv = [*argv[:at], INSIDE, json.dumps(plan), *argv[at:]]
         result = await self.real.run(argv, **options)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
@@ -19,14 +19,12 @@ from runners.engines.contract import Engine, ServedEngine
 from runners.engines.sglang import WorkerEngine
 from runners.gateway.client import GatewayAdmin
 from runners.gateway.service import GatewayHooks
-from runners.gateway.sessions.turn_log import AsyncTurnLog
 from runners.observe.figures import MetricsWriter
 from runners.records.store import RunStore
-from runners.rollouts.context import AttemptContext
 from runners.sandboxes.contract import SandboxBackend
 from runners.services.faults.boundaries import (
     CountTurns,
-    DroppingServer,
+    note_request,
     wrap_backend,
     wrap_engine,
     wrap_gateway,
@@ -38,6 +36,9 @@ from runners.services.faults.boundaries import (
 from runners.services.faults.native_tools import FaultyToolsHarness
 from runners.services.faults.plan import Events, FaultPlan, Injection
 from runners.services.faults.proxy import restore_clock
+
+if TYPE_CHECKING:  # a gateway on its own has no attempts
+    from runners.rollouts.contract import AttemptContext
 
 
 class FaultWiring:
@@ -131,10 +132,10 @@ def make_gateway_hooks(section: FaultsConfig) -> GatewayHooks:
     if not plan:
         return GatewayHooks()
 
-    def wrap(real: Engine, turn_log: AsyncTurnLog) -> Engine:
+    def wrap(real: Engine, turn_log: Events) -> Engine:
         return wrap_engine(real, Injection(plan, turn_log))
 
-    return GatewayHooks(wrap_engine=wrap, server_class=DroppingServer)
+    return GatewayHooks(wrap_engine=wrap, wrap_handler=note_request)
 
 
 def pop_gateway_hooks(settings: dict[str, Any]) -> GatewayHooks:

@@ -28,9 +28,13 @@ from runners.gateway.client import GatewayAdmin
 from runners.records import ids
 from runners.records.outcome import Outcome, OutcomeCode, Stage
 from runners.records.store import RunStore, StoreError
-from runners.rollouts.attempt_record import classify_error, make_record
-from runners.rollouts.context import AttemptContext, AttemptResult
-from runners.rollouts.spec import RolloutSpec
+from runners.rollouts.contract import (
+    AttemptContext,
+    AttemptResult,
+    RolloutSpec,
+    classify_error,
+    make_record,
+)
 from runners.sandboxes.contract import SandboxBackend, SandboxError
 from runners.services.ray_workers.errors import ExecutorError, NodeLost
 from runners.services.ray_workers.node_worker import SILENCE_S, NodeInfo, NodeWorker, RemoteWorker
@@ -38,8 +42,7 @@ from runners.services.ray_workers.remote_recorder import RecorderCall
 from runners.services.ray_workers.repository_cache import pack_repository
 from runners.services.ray_workers.worker import WorkerSettings
 from runners.system.diagnostics import AttemptProgress
-from runners.system.processes.ledger import Ledger
-from runners.system.processes.recorder import StoreRecorder
+from runners.system.processes.ledger import Ledger, StoreRecorder
 from runners.tasks.contract import Task
 
 _log = logging.getLogger(__name__)

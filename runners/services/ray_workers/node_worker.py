@@ -14,8 +14,7 @@ from typing import Any, NoReturn, Protocol
 
 from conf.errors import AgentrlError, error_text
 from runners.rollouts.attempt import being_cancelled
-from runners.rollouts.context import AttemptResult
-from runners.rollouts.spec import RolloutSpec
+from runners.rollouts.contract import AttemptResult, RolloutSpec
 from runners.services.ray_workers.errors import ExecutorError, NodeLost, WorkerError
 from runners.services.ray_workers.remote_recorder import RecorderCall
 from runners.services.ray_workers.worker import WorkerSettings, identity

@@ -16,8 +16,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from runners.gateway.http.control import BACKLOG, ControlSocket
-from runners.gateway.replicas.session_key import replica_of
+from runners.gateway.http.control import BACKLOG, ControlSocket, replica_of
 from runners.system.processes import AgentProcess
 
 CONNECT_S = 10.0

@@ -23,10 +23,9 @@ from conf.schema import Config
 from runners.gateway.client import GatewayAdmin
 from runners.records import ids
 from runners.rollouts.attempt import Attempt
-from runners.rollouts.context import AttemptContext, AttemptResult
+from runners.rollouts.contract import AttemptContext, AttemptResult, RolloutSpec
 from runners.rollouts.harnesses.registry import make_harness
 from runners.rollouts.reward import make_reward
-from runners.rollouts.spec import RolloutSpec
 from runners.sandboxes.backends import make_backend
 from runners.sandboxes.wrappers import RegisteredBackend
 from runners.services.faults.wiring import worker_faults
@@ -37,7 +36,7 @@ from runners.services.ray_workers.repository_cache import RepositoryCache
 from runners.system.concurrency import TokenBucket
 from runners.system.diagnostics import AttemptWatch
 from runners.system.processes import PREFIX, is_stale, make_unique_name
-from runners.tasks.capture_limits import CaptureLimits
+from runners.tasks.contract import CaptureLimits
 from runners.tasks.grading import make_grader
 from runners.tasks.repositories.task_repositories import TaskRepositories
 

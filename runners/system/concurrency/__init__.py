@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from runners.system.concurrency.daemon_thread import run_in_daemon
-from runners.system.concurrency.first_event import wait_for_any
 from runners.system.concurrency.limits import Admission, TokenBucket, backoff_s
 from runners.system.concurrency.other_loop import run_in
-from runners.system.concurrency.task_group import task_group
+from runners.system.concurrency.waiting import task_group, wait_for_any
 
 __all__ = [
     "Admission",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from conf.errors import error_text
-from runners.records.printable import make_printable, shorten
+from runners.records.text import make_printable, shorten
 from runners.system.concurrency.daemon_thread import run_in_daemon
 from runners.system.concurrency.other_loop import run_in
 from runners.system.plugins.contract_check import is_async

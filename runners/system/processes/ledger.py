@@ -3,6 +3,10 @@
 A resource is registered before it exists and unregistered after it is gone, and both calls are
 durable when they return. So whatever a killed driver left behind is in the ledger. An entry may
 name a resource that was never made: ending it must then do nothing.
+
+Attempts keep their record, their events and their resources likewise. The store belongs to the
+driver, so an attempt on another machine implements ``RolloutRecorder`` by asking the driver
+(``ray_workers/``).
 """
 
 from __future__ import annotations
@@ -17,8 +21,10 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from conf.errors import AgentrlError
-from runners.records.json_text import dumps, loads
+from runners.records.record import RolloutRecord
+from runners.records.session_summary import SessionSummary
 from runners.records.store import Driver, RunStore, current_process
+from runners.records.text import dumps, loads
 from runners.system.processes.process_tags import SERVICE_TAG, is_tagged, kill_tagged
 
 ResourceKind = Literal["process", "session", "sandbox"]
@@ -180,3 +186,59 @@ async def _end_sandboxes(entries: list[LedgerEntry], backend: SandboxReaper) -> 
     except AgentrlError as error:
         return str(error)
     return None
+
+
+class ResourceRegistry(Protocol):
+    """Registers a resource before it exists."""
+
+    async def register(self, kind: ResourceKind, name: str) -> None:
+        """Register a resource that is about to be made; raises StoreError."""
+        ...
+
+    async def unregister(self, kind: ResourceKind, name: str) -> None:
+        """Remove a resource that is gone; raises StoreError."""
+        ...
+
+
+class RolloutRecorder(ResourceRegistry, Protocol):
+    """Stores what attempts produce; every call raises StoreError."""
+
+    async def put_rollout(self, record: RolloutRecord) -> None:
+        """Write one attempt's record, or replace it."""
+        ...
+
+    async def event(self, kind: str, data: dict[str, Any]) -> None:
+        """Append an event to the run's log."""
+        ...
+
+    async def session_summary(self, session_id: str) -> SessionSummary:
+        """Return the summary of a session's stored turns."""
+        ...
+
+
+class StoreRecorder:
+    """The recorder in the driver's own process: it writes to the run's store and ledger."""
+
+    def __init__(self, store: RunStore, ledger: Ledger) -> None:
+        self._store = store
+        self._ledger = ledger
+
+    async def register(self, kind: ResourceKind, name: str) -> None:
+        """Register a resource that is about to be made."""
+        self._ledger.register(kind, name)
+
+    async def unregister(self, kind: ResourceKind, name: str) -> None:
+        """Remove a resource that is gone."""
+        self._ledger.unregister(kind, name)
+
+    async def put_rollout(self, record: RolloutRecord) -> None:
+        """Write one attempt's record, or replace it."""
+        self._store.put_rollout(record)
+
+    async def event(self, kind: str, data: dict[str, Any]) -> None:
+        """Append an event to the run's log."""
+        self._store.event(kind, data)
+
+    async def session_summary(self, session_id: str) -> SessionSummary:
+        """Return the summary of a session's stored turns."""
+        return self._store.session_summary(session_id)

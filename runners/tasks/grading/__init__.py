@@ -10,12 +10,15 @@ from runners.tasks.grading.graders.packages import is_installed, read_logs
 from runners.tasks.grading.graders.task_grader import log_file
 from runners.tasks.grading.graders.verdicts import DOES_NOT_APPLY, make_verdict
 from runners.tasks.grading.grading import SandboxGrader, make_grader
+from runners.tasks.grading.rollout_result import Grader, RolloutResult
 from runners.tasks.package_logs import EMPTY_REPORT
 
 __all__ = [
     "DOES_NOT_APPLY",
     "EMPTY_REPORT",
     "JUDGES",
+    "Grader",
+    "RolloutResult",
     "SandboxGrader",
     "Scorer",
     "agent_limit_s",

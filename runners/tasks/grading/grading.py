@@ -33,23 +33,21 @@ from runners.sandboxes.contract import (
     SandboxBackend,
     SandboxSpec,
 )
-from runners.sandboxes.discard import remove_tree
-from runners.sandboxes.tree import copy_tree
+from runners.sandboxes.tree import copy_tree, remove_tree
 from runners.sandboxes.wrappers import open_sandbox
 from runners.system.plugins import PluginFailedError
-from runners.tasks.capture_limits import RefusedError
-from runners.tasks.contract import GradingKey, Patch, Task, Verdict, VerdictKind
+from runners.tasks.contract import GradingKey, Patch, RefusedError, Task, Verdict, VerdictKind
 from runners.tasks.git import git_environment, init_git_dir, run_git
 from runners.tasks.grading.canaries.verification import Verification
 from runners.tasks.grading.graders import JUDGES
 from runners.tasks.grading.graders.end_state import EndStateGrader
 from runners.tasks.grading.graders.task_grader import EnsureRepository, TaskGrader
 from runners.tasks.grading.graders.verdicts import DOES_NOT_APPLY, make_verdict
-from runners.tasks.patches.patch_record import decode_patch
+from runners.tasks.grading.rollout_result import Grader, RolloutResult
+from runners.tasks.patches.patch import decode_patch
 from runners.tasks.patches.protection import find_metadata, find_touched
 from runners.tasks.pytest_mounts import filter_mounts
 from runners.tasks.repositories.task_repositories import DELETED
-from runners.tasks.rollout_result import Grader, RolloutResult
 
 
 def make_grader(

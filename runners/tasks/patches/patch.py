@@ -1,4 +1,5 @@
-"""Capture an agent's patch, by a process of its own that reads the workspace; its program too.
+"""Capture an agent's patch, by a process of its own that reads the workspace; its program too. And
+keep it in a rollout's record: text for people, exact bytes for grading it again.
 
 Whatever is in the workspace, the driver is not held up: the process has limits of time and memory,
 and its end is an answer too.
@@ -6,17 +7,29 @@ and its end is an answer too.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from runners.records.outcome import OutcomeCode
 from runners.sandboxes.contract import OversizedError, Sandbox
-from runners.tasks.capture_limits import DEFAULT_LIMITS, CaptureLimits, make_refused_patch
-from runners.tasks.contract import Patch, ScriptGrading, Task, UnittestIds
+from runners.tasks.contract import (
+    DEFAULT_LIMITS,
+    CaptureLimits,
+    Patch,
+    ScriptGrading,
+    Task,
+    UnittestIds,
+    make_refused_patch,
+)
 from runners.tasks.patches import capture_process
+from runners.tasks.patches.diffs import read_paths
+from runners.tasks.patches.protection import escape_path
 from runners.tasks.patches.workspace_diff import PatchError, diff_workspace
 from runners.tasks.repositories.snapshots import read_excluded_paths
 
@@ -46,7 +59,11 @@ async def capture_patch(
 
 
 async def capture_apart(
-    task: Task, workspace: Path, limits: CaptureLimits, *, deadline_s: float
+    task: Task,
+    workspace: Path,
+    limits: CaptureLimits = DEFAULT_LIMITS,
+    *,
+    deadline_s: float = CAPTURE_S,
 ) -> Patch:
     """Return the patch of a workspace, captured by a process of its own; raises PatchError."""
     request = {
@@ -120,3 +137,39 @@ def _decode_reply(reply: bytes) -> Patch:
 
 if __name__ == "__main__":
     capture_process.serve(answer_request, int(sys.argv[1]))
+
+
+BYTES, REFUSED, REFUSED_AS = "patch_base64", "patch_refused", "patch_refused_as"
+"""Keys of a record's ``extra``; each is set only if the text alone would lose it."""
+TOUCHED = "protected_touched"
+"""Key of a record's ``extra``: the protected paths that the agent changed."""
+
+
+def encode_patch_text(patch: Patch) -> str:
+    """Return the diff as text; bytes that are not UTF-8 become U+FFFD."""
+    return patch.diff.decode("utf-8", "replace")
+
+
+def encode_patch_extra(patch: Patch) -> dict[str, str]:
+    """Return the fields that the text lacks: the bytes of a diff that is not UTF-8 (of a Latin-1
+    file, for example), and the reason why a patch is not graded.
+    """
+    extra: dict[str, str] = {}
+    if encode_patch_text(patch).encode() != patch.diff:
+        extra[BYTES] = base64.b64encode(patch.diff).decode()
+    if patch.refused:
+        extra |= {REFUSED: patch.refused, REFUSED_AS: patch.refused_as}
+    return extra
+
+
+def decode_patch(text: str, extra: Mapping[str, Any]) -> Patch:
+    """Return the patch of a record, byte for byte."""
+    diff = base64.b64decode(extra[BYTES]) if BYTES in extra else text.encode()
+    return Patch(
+        diff=diff,
+        sha256=hashlib.sha256(diff).hexdigest(),
+        files=tuple(sorted(map(escape_path, read_paths(diff.decode("utf-8", "replace")).all))),
+        protected_touched=tuple(extra.get(TOUCHED, ())),
+        refused=extra.get(REFUSED, ""),
+        refused_as=extra.get(REFUSED_AS, ""),
+    )

@@ -21,14 +21,16 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-from runners.records.printable import make_printable
-from runners.tasks.capture_limits import (
+from runners.records.text import make_printable
+from runners.tasks.contract import (
     DEPTH_LIMIT,
     FILE_LIMIT,
     PATH_LIMIT,
+    Patch,
+    Task,
+    UnittestIds,
     workspace_error,
 )
-from runners.tasks.contract import Patch, Task, UnittestIds
 from runners.tasks.patches.diffs import read_paths
 
 PLUGINS = frozenset({"conftest.py", "sitecustomize.py", "usercustomize.py"})

@@ -21,19 +21,20 @@ from pathlib import Path
 from conf.errors import AgentrlError
 from runners.records.outcome import OutcomeCode
 from runners.sandboxes.contract import describe_os_error
-from runners.tasks.capture_limits import (
+from runners.tasks.contract import (
     CHANGED_LIMIT,
     DEFAULT_LIMITS,
     FILE_LIMIT,
     PATH_LIMIT,
     CaptureLimits,
+    Patch,
     RefusedError,
+    Task,
     make_refused_patch,
     patch_error,
     unreadable_error,
     workspace_error,
 )
-from runners.tasks.contract import Patch, Task
 from runners.tasks.git import (
     ATTRIBUTES,
     describe_failure,

@@ -6,6 +6,9 @@ are no part of a patch. Further history that the commands needed is not kept.
 
 A repository may be only in its image: the work tree there, after the setup commands, becomes a
 repository of one commit without history, as what led to it may hold the fix.
+
+The fix can be had elsewhere too: repositories of real projects are public, and so are their later
+releases. ``denied_hosts`` names what an agent's sandbox must not reach.
 """
 
 from __future__ import annotations
@@ -19,12 +22,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from runners.sandboxes.contract import Sandbox, SandboxBackend, SandboxError, SandboxSpec
 from runners.sandboxes.wrappers import open_sandbox
 from runners.system.processes import atomic_directory
-from runners.tasks.contract import HarborVerifier, Origin, Task
-from runners.tasks.harbor.environment import describe_environment, ensure_environment
+from runners.tasks.contract import HarborVerifier, Origin, Task, UnittestIds
+from runners.tasks.harbor.environment import (
+    describe_environment,
+    ensure_environment,
+    find_directory,
+)
 from runners.tasks.pytest_mounts import (
     agent_environment,
     agent_mounts,
@@ -197,3 +205,28 @@ def _store(
         if has_tests:
             difference = snapshots.extract(BASE, TESTS, folder / HIDDEN)
             (folder / DELETED).write_text("".join(f"{path}\n" for path in difference.deleted))
+
+
+REPOSITORY_HOSTS = ("github.com", "githubusercontent.com", "githubassets.com", "ghcr.io")
+"""Of SWE-bench's and SWE-bench-Pro's repositories, with their subdomains."""
+PACKAGE_INDEXES = (
+    *("pypi.org", "pythonhosted.org", "npmjs.org", "npmjs.com", "yarnpkg.com"),
+    *("golang.org", "crates.io", "anaconda.org", "conda.io", "jsdelivr.net", "unpkg.com"),
+)
+
+
+def denied_hosts(task: Task) -> tuple[str, ...]:
+    """Return them, each with its subdomains."""
+    if isinstance(task.grading, UnittestIds):
+        return ()
+    allowed = _task_hosts(task)
+    own = urlsplit(task.origin.source).hostname if task.origin is not None else None
+    denied = (*REPOSITORY_HOSTS, *PACKAGE_INDEXES, *((own,) if own else ()))
+    return tuple(host for host in denied if host not in allowed)
+
+
+def _task_hosts(task: Task) -> tuple[str, ...]:
+    """Return the hosts that a Harbor task itself lets its agent reach, by name."""
+    if not isinstance(task.grading, HarborVerifier):
+        return ()
+    return find_directory(task).config.agent_network.hosts

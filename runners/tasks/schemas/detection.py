@@ -5,7 +5,7 @@ A row with the marks of two schemas is refused with both names: ``task.format`` 
 
 from __future__ import annotations
 
-from runners.records.printable import shorten
+from runners.records.text import shorten
 from runners.tasks.schemas.layers import flatten
 from runners.tasks.schemas.published import GYM_COMMANDS, PLAIN, SCHEMAS, has, is_classic
 from runners.tasks.schemas.row import Fields, Row, Schema

@@ -27,7 +27,7 @@ from pydantic import (
     field_validator,
 )
 
-from runners.records.printable import shorten
+from runners.records.text import shorten
 from runners.tasks.contract import Grading
 from runners.tasks.patches.diffs import read_paths
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from runners.tasks.sets.curriculum import Curriculum
 from runners.tasks.sets.custom_reader import DatasetReader
-from runners.tasks.sets.dataset_report import DatasetReport, Progress, read_dataset
+from runners.tasks.sets.dataset_report import DatasetReport, Progress, hash_dataset, read_dataset
 from runners.tasks.sets.exclusions import find_file
 from runners.tasks.sets.listing import TaskFilter, TaskListing, list_dataset
 from runners.tasks.sets.mixture import draws
@@ -31,6 +31,7 @@ __all__ = [
     "draws",
     "export_suite",
     "find_file",
+    "hash_dataset",
     "list_dataset",
     "load_tasks",
     "read_dataset",

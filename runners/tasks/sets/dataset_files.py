@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.errors import AgentrlError, ExitCode
-from runners.records.printable import make_printable, shorten
+from runners.records.text import make_printable, shorten
 from runners.tasks.section_keys import name_key
 from runners.tasks.sets.hub import fetch_split, is_dataset_name
 

@@ -5,6 +5,7 @@ Rows are read one at a time.
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from pydantic import ValidationError
 from conf.cache import cache_root
 from conf.sections.plugin import PluginConfig
 from conf.sections.task import TaskFileConfig
-from runners.records.printable import make_printable, shorten
+from runners.records.text import make_printable, shorten
 from runners.tasks import builtin
 from runners.tasks.contract import Task
 from runners.tasks.grading.graders.packages import MultiSweError
@@ -176,3 +177,15 @@ def raise_for_faults(report: DatasetReport, *, shown: int | None = None) -> None
         raise DatasetError(f"{report.path} has {rows}:\n" + "\n".join(lines))
     if not report.tasks:
         raise DatasetError(f"{report.path} has no rows")
+
+
+def hash_dataset(path: str | None) -> str | None:
+    """Return the SHA-256 (hex) of a file of rows or of a suite of Harbor; None of another source,
+    or if there is none.
+    """
+    if path is not None and suites.is_suite(path):
+        return suites.hash_suite(path)
+    if path is None or not Path(path).is_file():
+        return None
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

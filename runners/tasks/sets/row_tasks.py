@@ -18,7 +18,7 @@ from pydantic_core import ErrorDetails
 from conf.cache import cache_root
 from conf.sections.plugin import PluginConfig
 from conf.sections.task import TaskFileConfig
-from runners.records.printable import make_printable, shorten
+from runners.records.text import make_printable, shorten
 from runners.tasks.contract import CustomGrading, Grading, Origin, Task
 from runners.tasks.repositories.pinned_repositories import (
     SourceError,

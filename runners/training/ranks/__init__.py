@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from runners.training.ranks.client import Trainer, start_ranks
+from runners.training.ranks.client import Trainer, check_devices, start_trainer
 from runners.training.ranks.settings import RankSettings
 
 __all__ = [
     "RankSettings",
     "Trainer",
-    "start_ranks",
+    "check_devices",
+    "start_trainer",
 ]

@@ -22,12 +22,12 @@ import torch
 from conf.errors import AgentrlError
 from runners.system.processes import announce, receive_settings
 from runners.training import checkpoint
+from runners.training.contract import TrainingError
 from runners.training.peers import PeersLostError, find_lost_peers
 from runners.training.policy import require_devices
 from runners.training.ranks.campaign_trainer import CampaignTrainer, make_trainer
 from runners.training.ranks.settings import SOCKET, RankSettings
 from runners.training.ranks.wire import Arrays, encode_message, receive_message, unpack_rollouts
-from runners.training.training_error import TrainingError
 
 
 def run() -> int:

@@ -6,6 +6,7 @@ failed first; then the trainer is of no more use.
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import struct
 from collections.abc import Collection, Mapping, Sequence
@@ -15,18 +16,19 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from conf.errors import ExitCode
+from conf.sections.training import LocalTrainerConfig
 from runners.records.checkpoints import Checkpoint
 from runners.records.routing import TokenAgreement
 from runners.system.concurrency import task_group
 from runners.system.processes import Service, ServiceStarter
+from runners.training.contract import TrainingError
 from runners.training.ranks.settings import SOCKET, RankSettings
 from runners.training.ranks.wire import Arrays, encode_message, pack_rollouts, receive_message
 from runners.training.sample import Sample
-from runners.training.training_error import TrainingError
 
 if TYPE_CHECKING:  # torch, which the driver need not have
     from runners.training.ranks.campaign_trainer import CampaignTrainer
-    from runners.training.token_weights import Rollout
+    from runners.training.sample import Rollout
 
 START_S = 1800.0
 """Until all ranks have loaded the policy."""
@@ -154,6 +156,18 @@ Trainer: TypeAlias = "CampaignTrainer | TrainerRanks"
 """A trainer as a campaign sees it, in its process or in others."""
 
 
+async def start_trainer(settings: RankSettings, starter: ServiceStarter, *, apart: bool) -> Trainer:
+    """Load a trainer in this process, or ``apart`` start the processes of one (``start_ranks``).
+
+    Raises TrainingError, CheckpointError and ServiceError.
+    """
+    if apart:
+        return await start_ranks(settings, starter)
+    from runners.training.ranks.campaign_trainer import make_trainer  # imports torch
+
+    return await asyncio.to_thread(make_trainer, settings)
+
+
 async def start_ranks(settings: RankSettings, starter: ServiceStarter) -> TrainerRanks:
     """Start the processes of a trainer; ``starter`` ends them.
 
@@ -168,6 +182,16 @@ async def start_ranks(settings: RankSettings, starter: ServiceStarter) -> Traine
         ]
     started = [task.result() for task in tasks]
     return TrainerRanks([service for service, _ in started], [ours for _, ours in started])
+
+
+def check_devices(trainer: LocalTrainerConfig) -> None:
+    """Raise TrainingError if a trainer needs GPUs that torch does not see on this machine; torch,
+    whose import takes seconds, is asked only where the configuration needs one.
+    """
+    if trainer.device == "cuda" or (trainer.device == "auto" and trainer.devices > 1):
+        from runners.training.policy import require_devices
+
+        require_devices(trainer.device, trainer.devices)
 
 
 async def _start_rank(

@@ -19,8 +19,8 @@ import orjson
 from numpy.typing import NDArray
 
 from conf.errors import AgentrlError, ExitCode
-from runners.records.json_text import dumps, loads
 from runners.records.record import IdArray
+from runners.records.text import dumps, loads
 from runners.records.tokenizer import Renderer, render_example
 from runners.training.sample import Sample
 

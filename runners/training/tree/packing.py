@@ -19,7 +19,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from runners.records.prefix import common_prefix_length
+from runners.records.graph import common_prefix_length
 from runners.records.record import IdArray
 from runners.training.sample import Sample
 

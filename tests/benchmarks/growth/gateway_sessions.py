@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from runners.services.tiny_policy.tiny_tokenizer import tiny_tokenizer
+from runners.records.tokenizer import tiny_tokenizer
 from tests.benchmarks.bench_gateway import make_prompt, running_bench
 from tests.benchmarks.benched_gateway import LINES
 from tests.benchmarks.growth.curve import Curve

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from runners.services.tiny_policy.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
+from runners.records.tokenizer import tiny_tokenizer, write_tiny_tokenizer
 from tests.benchmarks.benched_gateway import cpu_s
 from tests.benchmarks.growth.curve import Curve
 from tests.fakes.tiny_model import write_tiny_model

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from runners.observe.export.dump import dump
+from runners.observe.export.run_dump import dump
 from runners.observe.live.status import read_status
 from runners.observe.report.page import write_report
 from runners.records.record import IdArray, Turn

@@ -18,7 +18,7 @@ import orjson
 from tokenizers import Tokenizer
 
 from agentrl.testing.completions import Completion, spoken
-from runners.services.tiny_policy.tiny_tokenizer import train_tokenizer
+from runners.records.tokenizer import train_tokenizer
 from tests.fakes.running_gateway import (
     TOOLS,
     assemble_message,

@@ -23,17 +23,15 @@ from runners.gateway.http.connections import raise_descriptor_limit
 from runners.observe.live.progress import Progress
 from runners.records.record import RolloutRecord
 from runners.records.store.run_store import RunStore
-from runners.records.tokenizer import load_tokenizer
+from runners.records.tokenizer import load_tokenizer, write_tiny_tokenizer
 from runners.rollouts.pool import Pool
 from runners.services.ray_workers.executor import RayExecutor
-from runners.services.tiny_policy.tiny_tokenizer import write_tiny_tokenizer
 from runners.system.concurrency.limits import Admission
-from runners.system.processes.ledger import Ledger
-from runners.system.processes.recorder import StoreRecorder
+from runners.system.processes.ledger import Ledger, StoreRecorder
 from runners.tasks.contract import Task
 from runners.tasks.harbor.environment import ensure_environment
 from runners.tasks.sets.task_sets import load_tasks
-from runners.training.stored_rollout import load_rollout
+from runners.training.step_samples import load_rollout
 from tests.benchmarks.size.agent import make_tokenizer
 from tests.benchmarks.size.nodes import (
     EmptyBackend,

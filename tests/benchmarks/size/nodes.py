@@ -22,8 +22,7 @@ from conf.schema import Config
 from runners.gateway.client import GatewayAdmin
 from runners.gateway.http.connections import raise_descriptor_limit
 from runners.records.outcome import OutcomeCode
-from runners.rollouts.context import AttemptContext
-from runners.rollouts.harnesses.contract import HarnessContext, HarnessResult
+from runners.rollouts.contract import AttemptContext, HarnessContext, HarnessResult
 from runners.rollouts.reward import make_reward
 from runners.sandboxes.contract import Sandbox, SandboxBackend, SandboxSpec
 from runners.sandboxes.wrappers import RegisteredBackend

@@ -11,8 +11,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from runners.observe.export.dump import dump
 from runners.observe.export.jsonl import validate
+from runners.observe.export.run_dump import dump
 from runners.observe.live.result import metrics_rows
 from runners.records.store.run_store import RunStore
 

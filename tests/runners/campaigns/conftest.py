@@ -19,7 +19,7 @@ import pytest
 
 from runners.records.store.run_store import RunStore
 from runners.records.store.store_error import StoreError
-from runners.services.tiny_policy.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
+from runners.records.tokenizer import tiny_tokenizer, write_tiny_tokenizer
 from tests.fakes.tiny_model import write_tiny_model
 
 SMALL = [

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from runners.campaigns.what_if.what_if import ask_what_if
-from runners.observe.export.dump import dump
 from runners.observe.export.jsonl import validate
+from runners.observe.export.run_dump import dump
 from runners.observe.live.status import read_store_status
 from runners.records.graph import build_segments
 from runners.records.store.run_store import RunStore

@@ -22,8 +22,8 @@ from runners.engines.contract import EngineError, SamplingParams
 from runners.engines.embedded.core import EngineCore
 from runners.engines.embedded.server import EngineServer
 from runners.engines.resilient import PauseResult
-from runners.gateway.gateway_error import GatewayError
-from runners.services.tiny_policy.tiny_tokenizer import write_tiny_tokenizer
+from runners.gateway.refusal import GatewayError
+from runners.records.tokenizer import write_tiny_tokenizer
 from tests.fakes.running_gateway import Agent, Gateway, read_events, running_gateway, user
 from tests.fakes.tiny_model import policy_logprobs, write_tiny_model
 

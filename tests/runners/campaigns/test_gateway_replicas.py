@@ -10,8 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
-from runners.observe.export.dump import dump
 from runners.observe.export.jsonl import validate
+from runners.observe.export.run_dump import dump
 from tests.runners.campaigns.conftest import Miniature
 
 pytestmark = pytest.mark.integration

@@ -22,9 +22,8 @@ from runners.campaigns.group_runner import GroupRunner, note_final
 from runners.campaigns.sampler import StepSampler
 from runners.observe.live.progress import Progress
 from runners.records.store.run_store import RunStore
-from runners.rollouts.context import AttemptContext, AttemptResult
+from runners.rollouts.contract import AttemptContext, AttemptResult, RolloutSpec
 from runners.rollouts.pool import Pool
-from runners.rollouts.spec import RolloutSpec
 from runners.services.driver import Interrupted
 from runners.system.concurrency.limits import Admission
 from runners.tasks.contract import Task

@@ -11,8 +11,9 @@ import pytest
 from agentrl.testing.completions import Completion
 from agentrl.testing.scripted_engine import ScriptedEngine
 from conf.errors import ExitCode
-from runners.engines.adapters import ADAPTER_NAME, LOAD_PATH
+from runners.engines.adapters import LOAD_PATH
 from runners.engines.client import UPDATE_PATH
+from runners.engines.contract import ADAPTER_NAME
 from runners.records.record import UNKNOWN_VERSION
 from tests.runners.campaigns.conftest import Miniature
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from runners.campaigns.step_metrics import step_metrics
 from runners.observe.live.result import summarize_evaluation
 from runners.records.record import TASK_SET
-from runners.training.step_metrics import step_metrics
 from runners.training.supervised.step import train_on_examples
 from tests.fakes.local_trainer import VOCAB, make_examples, make_rollouts, make_trainer
 from tests.fakes.metrics_page import documented_metrics, undocumented

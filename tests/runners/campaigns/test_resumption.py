@@ -15,10 +15,9 @@ import pytest
 
 from conf.errors import AgentrlError, ExitCode
 from runners.campaigns.resumption import check_resumable, rewind_store
-from runners.records.checkpoints import CHECKPOINTS, STATE, directory_name
+from runners.records.checkpoints import CHECKPOINTS, OPTIMIZER, STATE, directory_name
 from runners.records.routing import TurnRouting
 from runners.records.store.run_store import RunStore
-from runners.training.checkpoint import OPTIMIZER
 from tests.fakes.records import CONFIG, a_rollout, a_turn
 from tests.runners.campaigns.account import account, assert_nothing_twice, differences
 from tests.runners.campaigns.conftest import Miniature

@@ -15,7 +15,7 @@ from conf.schema import Config
 from runners.campaigns.sampler import StepSampler, check_choice
 from runners.campaigns.schedule import step_tasks
 from runners.records.store.run_store import RunStore
-from runners.rollouts.spec import RolloutSpec
+from runners.rollouts.contract import RolloutSpec
 from runners.system.plugins.calls import PluginFailedError
 from runners.system.plugins.loading import PluginError
 from runners.tasks.contract import Task

@@ -19,7 +19,7 @@ from conf.schema import Config
 from runners.campaigns.sampler import StepSampler
 from runners.campaigns.schedule import evaluation_batch, evaluation_due, step_tasks
 from runners.records.store.run_store import RunStore
-from runners.rollouts.spec import RolloutSpec
+from runners.rollouts.contract import RolloutSpec
 from runners.tasks.contract import Task
 from runners.tasks.sets.mixture import draws
 

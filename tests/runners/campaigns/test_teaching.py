@@ -15,16 +15,15 @@ from aiohttp import web
 from conf.compose import compose
 from conf.schema import Config
 from runners.campaigns.preflight.teacher_check import require_teacher
-from runners.campaigns.teaching import add_teacher_logprobs
+from runners.campaigns.step_metrics import step_metrics
+from runners.campaigns.teaching import Teacher, add_teacher_logprobs
 from runners.engines.contract import EngineError
 from runners.engines.embedded.core import EngineCore
 from runners.engines.embedded.request import RequestSampling
 from runners.engines.embedded.server import EngineServer
 from runners.engines.server_check import EngineUnfit
-from runners.engines.teacher import Teacher
 from runners.records.record import Turn
-from runners.services.tiny_policy.tiny_tokenizer import write_tiny_tokenizer
-from runners.training.step_metrics import step_metrics
+from runners.records.tokenizer import write_tiny_tokenizer
 from runners.training.step_samples import StepSamples
 from tests.fakes.step_samples import BRANCHED, build, rollouts
 from tests.fakes.tiny_model import write_tiny_model

@@ -12,7 +12,7 @@ from transformers import Qwen3MoeForCausalLM
 
 from runners.engines.embedded.core import EngineCore
 from runners.engines.embedded.server import EngineServer
-from runners.services.tiny_policy.tiny_tokenizer import write_tiny_tokenizer
+from runners.records.tokenizer import write_tiny_tokenizer
 from tests.fakes.tiny_model import write_tiny_model
 
 

@@ -16,9 +16,9 @@ import pytest
 
 from agentrl.testing.completions import Completion, Reply
 from agentrl.testing.scripted_engine import ScriptedEngine
-from runners.engines.adapters import ADAPTER_NAME, LOAD_PATH, UNLOAD_PATH, VERSION_PATH
+from runners.engines.adapters import LOAD_PATH, UNLOAD_PATH, VERSION_PATH
 from runners.engines.client import UPDATE_PATH, HttpEngine
-from runners.engines.contract import EngineError, SamplingParams
+from runners.engines.contract import ADAPTER_NAME, EngineError, SamplingParams
 from runners.engines.sglang.workers import connect_engine
 
 PARAMS = SamplingParams(max_new_tokens=4)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runners.engines.prompt_json import LAST_BYTES, LEAST_TOKENS, PromptJson
-from runners.records.growing_ids import GrowingIds
+from runners.gateway.tree.growing_ids import GrowingIds
 from runners.records.record import IdArray
 
 BASE = np.arange(LEAST_TOKENS + 200, dtype=np.int32)

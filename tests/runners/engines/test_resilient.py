@@ -23,7 +23,7 @@ from runners.engines.resilient import (
     ResilientEngine,
 )
 from runners.records.routing import RoutingShape
-from runners.services.tiny_policy.tiny_tokenizer import tiny_tokenizer
+from runners.records.tokenizer import tiny_tokenizer
 from runners.system.concurrency.limits import Admission, TokenBucket
 from tests.fakes.virtual_time import in_virtual_time
 

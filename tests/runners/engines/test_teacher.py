@@ -14,8 +14,8 @@ from aiohttp import web
 from transformers import Qwen3MoeForCausalLM
 
 from conf.sections.section import ENGINE_KEY, TEACHER_KEY
+from runners.campaigns.teaching import Teacher
 from runners.engines.contract import EngineError
-from runners.engines.teacher import Teacher
 
 IDS = np.random.default_rng(0).integers(0, 90, 30).astype(np.int32)
 

@@ -8,8 +8,13 @@ from pathlib import Path
 import pytest
 
 from agentrl.testing.scripted_engine import ScriptedEngine
-from runners.records.tokenizer import Renderer, Tokenizer, load_renderer, load_tokenizer
-from runners.services.tiny_policy.tiny_tokenizer import write_tiny_tokenizer
+from runners.records.tokenizer import (
+    Renderer,
+    Tokenizer,
+    load_renderer,
+    load_tokenizer,
+    write_tiny_tokenizer,
+)
 from tests.fakes.running_gateway import Gateway, running_gateway
 
 

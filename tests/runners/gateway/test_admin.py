@@ -16,10 +16,10 @@ from aiohttp.test_utils import TestServer
 from agentrl.testing.completions import END
 from agentrl.testing.scripted_engine import ScriptedEngine
 from runners.gateway.client import GatewayAdmin
-from runners.gateway.gateway_error import GatewayError
 from runners.gateway.http.connections import UNKNOWN_LINES
+from runners.gateway.refusal import GatewayError
 from runners.gateway.sessions.session import Session
-from runners.records.counters import STORED_COUNTERS
+from runners.records.session_summary import STORED_COUNTERS
 from runners.records.store.run_store import RunStore
 from tests.fakes.cutting_proxy import CuttingProxy, cutting_proxy
 from tests.fakes.running_gateway import Agent, Gateway, running_gateway, user

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from agentrl.testing.scripted_engine import ScriptedEngine
+from runners.records.tokenizer import write_tiny_tokenizer
 from runners.sandboxes.contract import SandboxSpec
 from runners.sandboxes.local.backend import LocalBackend
 from runners.services.ray_workers.relay import Relay
-from runners.services.tiny_policy.tiny_tokenizer import write_tiny_tokenizer
 from runners.system.processes.agent_process import AgentProcess, can_tell
 from tests.fakes.running_gateway import Gateway, running_gateway
 from tests.fakes.sandbox_backends import local_settings, skip_without

@@ -17,7 +17,7 @@ import pytest
 
 from conf.errors import AgentrlError, ExitCode
 from runners.gateway.client import GatewayAdmin
-from runners.gateway.gateway_error import GatewayError
+from runners.gateway.refusal import GatewayError
 from runners.gateway.service import serve
 from runners.gateway.settings import GatewaySettings
 from runners.records.store.run_store import RunStore

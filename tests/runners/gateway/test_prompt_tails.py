@@ -12,8 +12,7 @@ from tokenizers import Tokenizer as Backend
 from runners.gateway.conversation import Piece, TurnRequest, group_messages
 from runners.gateway.texts.text_work import TextWork
 from runners.gateway.texts.texts import SHORT_TAIL, Texts
-from runners.records.tokenizer import load_renderer, load_tokenizer
-from runners.services.tiny_policy.tiny_tokenizer import write_tiny_tokenizer
+from runners.records.tokenizer import load_renderer, load_tokenizer, write_tiny_tokenizer
 from tests.fakes.running_gateway import make_limits
 
 FAMILIES = {

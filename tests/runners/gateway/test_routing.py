@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from agentrl.testing.completions import Completion, routed, spoken
 from agentrl.testing.scripted_engine import ScriptedEngine
-from runners.observe.export.dump import dump
+from runners.observe.export.run_dump import dump
 from runners.records.graph import build_segments
 from runners.records.routing import RoutingShape, build_segment_routing
 from runners.records.store.run_store import RunStore

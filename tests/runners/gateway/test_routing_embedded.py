@@ -25,9 +25,9 @@ from runners.engines.embedded.core import EngineCore
 from runners.engines.embedded.server import EngineServer
 from runners.records.graph import build_segments
 from runners.records.routing import build_segment_routing
-from runners.services.tiny_policy.tiny_tokenizer import tiny_tokenizer
-from runners.training.fanout import fan_out
+from runners.records.tokenizer import tiny_tokenizer
 from runners.training.routing.shape import read_routing_shape
+from runners.training.step_samples import fan_out
 from tests.fakes.routing_checks import check_trained_rows, stored_routing
 from tests.fakes.running_gateway import Gateway, echo, running_gateway, user
 from tests.fakes.tiny_model import write_tiny_model

@@ -9,8 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.errors import ConfigError
-from runners.records.tokenizer import Tokenizer, load_renderer, load_tokenizer
-from runners.services.tiny_policy.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
+from runners.records.tokenizer import (
+    Tokenizer,
+    load_renderer,
+    load_tokenizer,
+    tiny_tokenizer,
+    write_tiny_tokenizer,
+)
 
 TINY = Tokenizer(tiny_tokenizer(), name_or_path="tiny", eos_token_id=None)
 

@@ -18,11 +18,10 @@ from runners.observe.live.dashboard import Dashboard, LiveView
 from runners.observe.live.progress import Progress
 from runners.observe.live.status import read_status, render
 from runners.observe.live.summary import summary_table
-from runners.records.json_text import dumps, loads
 from runners.records.outcome import Outcome, OutcomeCode, Stage
-from runners.records.printable import make_printable
 from runners.records.store.run_state import State
 from runners.records.store.run_store import RunStore
+from runners.records.text import dumps, loads, make_printable
 from runners.system.diagnostics.attempt_progress import AttemptWatch
 from runners.system.diagnostics.call_graph import describe_pending
 from runners.system.diagnostics.diagnostics import install_diagnostics

@@ -6,7 +6,7 @@ import json
 import sqlite3
 from pathlib import Path
 
-from runners.records.counters import EARLIER_NAMES, STORED_COUNTERS, rename_counters
+from runners.records.session_summary import EARLIER_NAMES, STORED_COUNTERS, rename_counters
 from runners.records.store.run_store import RunStore
 from tests.fakes.records import CONFIG, a_rollout
 

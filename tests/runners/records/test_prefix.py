@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners.records.prefix import common_prefix_length
+from runners.records.graph import common_prefix_length
 
 IDS = st.lists(st.integers(0, 2), max_size=6)
 

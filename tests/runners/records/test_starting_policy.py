@@ -12,7 +12,7 @@ import pytest
 from conf.cache import cache_root
 from conf.compose import compose
 from runners.engines.embedded.weights import load_weights
-from runners.records.starting_policy import (
+from runners.records.checkpoints import (
     SHIPPED,
     StartingPolicyError,
     check_files,
@@ -20,8 +20,7 @@ from runners.records.starting_policy import (
     find_shipped_policy,
     keep_policy,
 )
-from runners.records.tokenizer import load_tokenizer
-from runners.services.tiny_policy.tiny_tokenizer import write_tiny_tokenizer
+from runners.records.tokenizer import load_tokenizer, write_tiny_tokenizer
 
 CONFIG = compose([]).model_dump(mode="json")
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runners.records.graph import build_segments
+from runners.records.record import expand_spans, find_spans
 from runners.records.routing import RoutingShape, build_segment_routing, build_turn_routing
-from runners.records.weight_spans import expand_spans, find_spans
 from tests.fakes.records import a_turn
 
 SHAPE = RoutingShape(layers=1, top_k=1, experts=4, routed=(0,))

@@ -17,7 +17,7 @@ from runners.engines.contract import Engine, Generation, SamplingParams
 from runners.gateway.service import GatewayHooks
 from runners.records.outcome import OutcomeClass, OutcomeCode
 from runners.records.record import RolloutRecord
-from runners.rollouts.harnesses.contract import HarnessContext, HarnessResult
+from runners.rollouts.contract import HarnessContext, HarnessResult
 from runners.sandboxes.contract import KilledError, Sandbox
 from runners.tasks.contract import Task, VerdictKind
 from tests.fakes.rollout_parts import make_result

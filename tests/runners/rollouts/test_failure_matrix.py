@@ -20,18 +20,21 @@ from runners.records.outcome import OutcomeCode
 from runners.records.record import RolloutRecord
 from runners.records.routing import RoutingShape
 from runners.rollouts.attempt import execute_here
-from runners.rollouts.harnesses.contract import HarnessContext, HarnessResult
+from runners.rollouts.contract import HarnessContext, HarnessResult, RolloutSpec
 from runners.rollouts.pool import Pool
-from runners.rollouts.spec import RolloutSpec
 from runners.sandboxes.contract import Sandbox
 from runners.services.faults.wiring import driver_faults, make_gateway_hooks
-from runners.system.processes.ledger import Ledger
-from runners.system.processes.recorder import StoreRecorder
+from runners.system.processes.ledger import Ledger, StoreRecorder
 from runners.tasks.contract import Task, Verdict, VerdictKind
-from runners.tasks.rollout_result import RolloutResult
+from runners.tasks.grading import RolloutResult
 from runners.training.advantages import StepGroups
-from runners.training.step_samples import StepSamples, build_samples
-from runners.training.stored_rollout import LoadRollout, StoredRollout, load_rollout
+from runners.training.step_samples import (
+    LoadRollout,
+    StepSamples,
+    StoredRollout,
+    build_samples,
+    load_rollout,
+)
 from tests.fakes.hostile import exceptions
 from tests.fakes.rollout_parts import PatchGrader, make_result
 from tests.runners.rollouts.world import World, world

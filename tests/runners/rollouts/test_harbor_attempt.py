@@ -14,12 +14,11 @@ import pytest
 from runners.records.outcome import OutcomeCode
 from runners.records.record import RolloutRecord
 from runners.rollouts.attempt import execute_here
-from runners.rollouts.harnesses.contract import HarnessContext, HarnessResult
+from runners.rollouts.contract import HarnessContext, HarnessResult
 from runners.sandboxes.contract import OversizedError, Sandbox
 from runners.sandboxes.local.backend import LocalBackend
 from runners.sandboxes.wrappers import RegisteredBackend
-from runners.system.processes.ledger import Ledger
-from runners.system.processes.recorder import StoreRecorder
+from runners.system.processes.ledger import Ledger, StoreRecorder
 from runners.tasks.contract import Task
 from runners.tasks.grading.graders.end_state import EndStateGrader
 from runners.tasks.grading.graders.task_grader import TaskGrader

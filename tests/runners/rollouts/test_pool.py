@@ -14,8 +14,7 @@ from conf.errors import ExitCode
 from runners.records.graph import build_segments
 from runners.records.outcome import TEARDOWN, TRANSITIONS, OutcomeClass, OutcomeCode, Stage
 from runners.records.store.store_error import StoreError
-from runners.rollouts.attempt_record import rebuild_result
-from runners.rollouts.harnesses.contract import HarnessContext, HarnessResult
+from runners.rollouts.contract import HarnessContext, HarnessResult, rebuild_result
 from runners.rollouts.pool import BreakerOpen
 from runners.rollouts.reward import make_reward
 from runners.sandboxes.contract import Sandbox, SandboxError

@@ -21,7 +21,7 @@ from runners.rollouts.reward import (
 )
 from runners.system.plugins.calls import PluginFailedError
 from runners.tasks.contract import Verdict, VerdictKind
-from runners.tasks.rollout_result import RolloutResult
+from runners.tasks.grading import RolloutResult
 from tests.runners.tasks.example_repositories import result_of
 from tests.runners.tasks.pytest_tasks import scripted_verdict
 

@@ -19,17 +19,15 @@ from conf.sections.task import VerdictRewardConfig
 from runners.gateway.service import NO_HOOKS, GatewayHooks
 from runners.records.record import RolloutRecord
 from runners.records.store.run_store import RunStore
+from runners.records.tokenizer import write_tiny_tokenizer
 from runners.rollouts.attempt import execute_here
-from runners.rollouts.context import AttemptContext, Execute
+from runners.rollouts.contract import AttemptContext, Execute, RolloutSpec
 from runners.rollouts.pool import Pool
 from runners.rollouts.reward import make_reward
-from runners.rollouts.spec import RolloutSpec
 from runners.sandboxes.wrappers import RegisteredBackend
-from runners.services.tiny_policy.tiny_tokenizer import write_tiny_tokenizer
 from runners.system.concurrency.limits import Admission, TokenBucket
 from runners.system.diagnostics.attempt_progress import AttemptWatch
-from runners.system.processes.ledger import Ledger
-from runners.system.processes.recorder import StoreRecorder
+from runners.system.processes.ledger import Ledger, StoreRecorder
 from runners.tasks.contract import Task
 from tests.fakes.rollout_parts import (
     CallingHarness,

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from runners.records.outcome import OutcomeCode
-from runners.rollouts.harnesses.contract import HarnessContext, HarnessResult
+from runners.rollouts.contract import HarnessContext, HarnessResult
 from runners.rollouts.harnesses.guarded import GuardedHarness
 from runners.sandboxes.contract import CommandResult, SandboxError, SandboxSpec
-from runners.sandboxes.elsewhere import SandboxElsewhere
+from runners.sandboxes.wrappers import SandboxElsewhere
 from runners.system.plugins.calls import run_beside
 
 

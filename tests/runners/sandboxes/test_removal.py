@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from runners.sandboxes import discard
-from runners.sandboxes.discard import clear_directory, discard_tree, remove_tree
+from runners.sandboxes import tree
 from runners.sandboxes.removal import Removal
+from runners.sandboxes.tree import clear_directory, discard_tree, remove_tree
 
 DEEP = 1200
 LIBRARY = "import ctypes, os, sys; libc = ctypes.CDLL(None, use_errno=True)"
 REMOVE = f"""
 {LIBRARY}
 from pathlib import Path
-from runners.sandboxes.discard import discard_tree
+from runners.sandboxes.tree import discard_tree
 discard_tree(Path(sys.argv[1]), Path(sys.argv[1]).parent)
 """
 
@@ -90,7 +90,7 @@ def test_what_links_lead_to_is_left_alone(tmp_path: Path) -> None:
 def test_a_large_tree_is_removed_by_a_process_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(discard, "OWN_PROCESS", 10)
+    monkeypatch.setattr(tree, "OWN_PROCESS", 10)
     make_deep(tmp_path / "tree", 50)
     assert not Removal(tmp_path / "tree", 10).run(), "it stops at the limit"
     remove_tree(tmp_path / "tree")
@@ -179,7 +179,8 @@ os.execvp("setpriv", drop)
 
 CLEAR = """
 from pathlib import Path
-from runners.sandboxes.discard import clear_directory
+from runners.sandboxes import tree
+from runners.sandboxes.tree import clear_directory
 for _ in range(2):
     place = clear_directory(Path(sys.argv[1]))
     (place / "new").touch()

@@ -11,7 +11,7 @@ import pytest_asyncio
 from conf.sections.harness import NativeHarnessConfig
 from conf.sections.scenario import LinearScenarioConfig
 from runners.records.outcome import OutcomeCode
-from runners.rollouts.harnesses.contract import HarnessContext
+from runners.rollouts.contract import HarnessContext
 from runners.rollouts.harnesses.native import NativeHarness
 from runners.sandboxes.contract import SandboxSpec
 from runners.tasks.contract import Patch, VerdictKind

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from runners.sandboxes.discard import remove_tree
 from runners.sandboxes.local import backend
-from runners.sandboxes.tree import copy_tree
+from runners.sandboxes.tree import copy_tree, remove_tree
 from runners.system.processes.process_names import PREFIX, make_unique_name
 
 

@@ -16,8 +16,7 @@ from runners.observe.adviser.history import DUPLICATES
 from runners.observe.live.status import read_store_status, render
 from runners.records.store.run_store import RunStore
 from runners.records.store.store_error import StoreError
-from runners.services.dataset_check import EVENT, check_datasets, note_duplicates
-from runners.services.driver import open_run
+from runners.services.driver import DATASET, check_datasets, note_duplicates, open_run
 from runners.tasks.contract import Task
 from tests.fakes.records import a_rollout
 from tests.runners.tasks.dataset_rows import write
@@ -98,7 +97,7 @@ def test_a_run_of_an_earlier_version_has_one_file(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text("{}\n")
     with open_run(compose([]), tmp_path / "run", resume=False) as store:
-        store.event(EVENT, {"path": str(rows), "sha256": "0" * 64})
+        store.event(DATASET, {"path": str(rows), "sha256": "0" * 64})
         with pytest.raises(StoreError, match=r"task\.path=.*rows.jsonl has changed"):
             check_datasets(store, configure(rows))
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from runners.records.store.run_store import RunStore
-from runners.services.tiny_policy.tiny_tokenizer import write_tiny_tokenizer
+from runners.records.tokenizer import write_tiny_tokenizer
 from runners.system.processes.service import Service
 from tests.fakes.running_gateway import settings_for
 from tests.fakes.tiny_model import write_tiny_model

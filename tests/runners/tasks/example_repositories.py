@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 from runners.tasks.contract import Patch, Task
-from runners.tasks.rollout_result import RolloutResult
+from runners.tasks.grading import RolloutResult
 
 FILES = {
     "calc/__init__.py": "",

@@ -18,7 +18,7 @@ from runners.tasks.grading.graders import packages
 from runners.tasks.grading.graders.eval_script import run_script, script_mounts
 from runners.tasks.grading.graders.parsers import judge_report, judge_run
 from runners.tasks.grading.grading import apply_patch
-from runners.tasks.patches.patch_record import decode_patch
+from runners.tasks.patches.patch import decode_patch
 from runners.tasks.repositories.task_repositories import TaskRepositories
 from runners.tasks.sets.dataset_report import load_dataset
 

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from runners.sandboxes.discard import remove_tree
 from runners.sandboxes.local.backend import LocalBackend
-from runners.sandboxes.tree import copy_tree
+from runners.sandboxes.tree import copy_tree, remove_tree
 from runners.tasks.contract import Patch, ScriptGrading, Task, Verdict, VerdictKind
 from runners.tasks.grading.grading import SandboxGrader
 from runners.tasks.patches.workspace_diff import diff_workspace

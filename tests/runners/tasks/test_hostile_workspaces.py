@@ -16,11 +16,9 @@ import pytest
 from conf.compose import compose
 from runners.records.outcome import OutcomeCode
 from runners.sandboxes.contract import SandboxSpec
-from runners.sandboxes.discard import remove_tree
 from runners.sandboxes.local.backend import LocalBackend
-from runners.sandboxes.tree import copy_tree
-from runners.tasks.capture_limits import DEFAULT_LIMITS, CaptureLimits
-from runners.tasks.contract import Patch, Task, VerdictKind
+from runners.sandboxes.tree import copy_tree, remove_tree
+from runners.tasks.contract import DEFAULT_LIMITS, CaptureLimits, Patch, Task, VerdictKind
 from runners.tasks.grading.grading import SandboxGrader
 from runners.tasks.patches import capture_process
 from runners.tasks.patches.patch import capture_apart, capture_patch

@@ -10,9 +10,9 @@ import pytest
 
 from runners.sandboxes.contract import SandboxError
 from runners.tasks.contract import ScriptGrading, Task, Verdict, VerdictKind
+from runners.tasks.grading import RolloutResult
 from runners.tasks.grading.graders.task_grader import LINE, TAIL, TaskGrader, log_file
 from runners.tasks.repositories.task_repositories import use_repository_as_is
-from runners.tasks.rollout_result import RolloutResult
 from tests.fakes.hostile import STEERING, TEXTS
 from tests.runners.tasks.example_repositories import make_task, patch_of, result_of
 from tests.runners.tasks.pytest_tasks import ScriptedGrader, scripted_verdict

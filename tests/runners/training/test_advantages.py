@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners.training.advantages import compute_group_advantages
-from runners.training.estimators import GrpoEstimator
+from runners.training.advantages import GrpoEstimator, compute_group_advantages
 
 REWARDS = st.lists(
     st.one_of(st.none(), st.floats(-2, 2, allow_nan=False).map(lambda value: round(value, 3))),

@@ -13,7 +13,15 @@ from pathlib import Path
 import pytest
 
 from conf.errors import ExitCode
-from runners.records.checkpoints import BEST, Checkpoint, CheckpointError, find_best, find_latest
+from runners.records.checkpoints import (
+    BEST,
+    Checkpoint,
+    CheckpointError,
+    find_best,
+    find_latest,
+    link_best,
+    remove_old,
+)
 from runners.training import checkpoint
 from runners.training.local import LocalTrainer
 from runners.training.policy import load_policy
@@ -76,7 +84,7 @@ def save(
 ) -> None:
     """Save a step as a campaign does."""
     checkpoint.save(trainer, root, step=step, state={})
-    checkpoint.remove_old(root, keep=keep, best=best)
+    remove_old(root, keep=keep, best=best)
 
 
 def test_at_no_instant_of_a_save_can_a_kill_leave_half_a_checkpoint(
@@ -117,7 +125,7 @@ def test_the_best_checkpoint_is_kept_beside_the_newest_and_can_be_loaded(
     assert best is not None
     assert best.step == 2, "of equals the earliest; the starting policy has no checkpoint"
     assert sorted(whole(tmp_path)) == ["step-000002", "step-000005"]
-    checkpoint.link_best(tmp_path, best)
+    link_best(tmp_path, best)
     load_policy(tmp_path / BEST)
     assert (tmp_path / BEST).readlink() == Path("step-000002"), "the run may be moved"
 
@@ -134,13 +142,13 @@ def test_at_no_instant_does_the_best_link_lead_nowhere(weights: Path, tmp_path: 
     before = tmp_path / "before"
     for step in (1, 2):
         save(trainer, before, step)
-    checkpoint.link_best(before, Checkpoint(before / "step-000001", 1))
+    link_best(before, Checkpoint(before / "step-000001", 1))
 
     def keep_best(root: Path) -> None:
         best = find_best(root, {1: 0.5, 2: 0.6})
         assert best is not None
-        checkpoint.link_best(root, best)
-        checkpoint.remove_old(root, keep=1, best=best)
+        link_best(root, best)
+        remove_old(root, keep=1, best=best)
 
     for instant in itertools.count():
         root = tmp_path / str(instant)

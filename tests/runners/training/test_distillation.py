@@ -15,11 +15,10 @@ from conf.compose import compose
 from conf.errors import ConfigError
 from conf.sections.training import DistillConfig
 from runners.training.distillation import distill
-from runners.training.gradient import has_gradient
 from runners.training.local import LocalTrainer
 from runners.training.micro_batches import MicroBatch, make_micro_batches, select_tokens
 from runners.training.policy import load_policy
-from runners.training.sample import Sample
+from runners.training.sample import Sample, has_gradient
 from tests.fakes.local_trainer import VOCAB, make_rollouts, make_trainer
 from tests.fakes.tiny_model import write_tiny_model
 

@@ -14,8 +14,14 @@ from numpy.typing import NDArray
 
 from conf.compose import compose
 from conf.sections.training import AdvantageName
-from runners.training.advantages import StepGroups, compute_group_advantages
-from runners.training.estimators import AdvantageEstimator, Gdpo, make_estimator, normalize_step
+from runners.training.advantages import (
+    AdvantageEstimator,
+    Gdpo,
+    StepGroups,
+    compute_group_advantages,
+    make_estimator,
+    normalize_step,
+)
 from tests.fakes.records import a_rollout
 
 Array = NDArray[np.float64]

@@ -23,10 +23,10 @@ from transformers import (
 from runners.engines.contract import EngineError, SamplingParams
 from runners.engines.embedded.core import EngineCore
 from runners.training import checkpoint
+from runners.training.contract import TrainingError
 from runners.training.local import LocalTrainer
 from runners.training.policy import find_decoder, load_policy
 from runners.training.policy_check import check_policy
-from runners.training.training_error import TrainingError
 from tests.fakes.local_trainer import logprobs as compute_logprobs
 from tests.fakes.local_trainer import make_trainer
 from tests.fakes.plain_gradients import TEMPERATURE, compute_plainly, make_rollouts

@@ -21,8 +21,8 @@ from conf.sections.training import (
 from runners.records.graph import build_segments
 from runners.records.record import BranchKind, Segment, SegmentKind, Turn
 from runners.records.routing import RoutingShape, make_unrouted
-from runners.training.fanout import FanOut, compute_shares, fan_out
-from runners.training.token_weights import compute_token_weights
+from runners.training.sample import compute_token_weights
+from runners.training.step_samples import FanOut, compute_shares, fan_out
 from tests.fakes.records import a_turn
 
 REWARDS: list[RewardShare] = ["copy", "uniform", "token_share", "final_only", "root_only"]

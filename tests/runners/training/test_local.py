@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from runners.records.checkpoints import CheckpointError, find_latest
+from runners.records.checkpoints import OPTIMIZER, CheckpointError, find_latest, remove_old
 from runners.training import checkpoint
+from runners.training.contract import TrainingError
 from runners.training.local import LocalTrainer
 from runners.training.losses import replace_rounded
 from runners.training.sample import Sample
-from runners.training.training_error import TrainingError
 from tests.fakes.local_trainer import VOCAB, logprobs, make_rollouts, make_trainer
 from tests.fakes.tiny_model import write_tiny_model
 
@@ -106,7 +106,7 @@ def test_only_the_newest_checkpoints_are_kept_and_partial_ones_are_not_seen(
     trainer = make_trainer(weights)
     for step in range(1, 5):
         checkpoint.save(trainer, tmp_path, step=step, state={})
-        checkpoint.remove_old(tmp_path, keep=2, best=None)
+        remove_old(tmp_path, keep=2, best=None)
     (tmp_path / "step-000009.partial").mkdir()
     assert sorted(path.name for path in tmp_path.glob("step-*")) == [
         "step-000003", "step-000004", "step-000009.partial"
@@ -119,7 +119,7 @@ def test_only_the_newest_checkpoints_are_kept_and_partial_ones_are_not_seen(
 def test_a_damaged_checkpoint_is_refused_by_name(weights: Path, tmp_path: Path) -> None:
     trainer = make_trainer(weights)
     saved = checkpoint.save(trainer, tmp_path, step=1, state={})
-    (saved.path / checkpoint.OPTIMIZER).write_bytes(b"not safetensors")
+    (saved.path / OPTIMIZER).write_bytes(b"not safetensors")
     with pytest.raises(CheckpointError, match="step-000001"):
         checkpoint.restore(make_trainer(weights), saved)
 

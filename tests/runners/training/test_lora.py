@@ -12,9 +12,9 @@ from torch import Tensor
 
 from runners.records.checkpoints import ADAPTER, CheckpointError
 from runners.training import checkpoint
+from runners.training.contract import TrainingError
 from runners.training.local import LocalTrainer
 from runners.training.policy import load_policy
-from runners.training.training_error import TrainingError
 from tests.fakes.local_trainer import VOCAB, logprobs, make_rollouts, make_trainer
 from tests.fakes.policies import write_policy
 from tests.fakes.tiny_model import write_tiny_model

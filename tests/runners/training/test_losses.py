@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from conf.sections.training import CorrectionConfig
-from runners.training.loss_contract import PolicyLoss, TrainedTokens
+from runners.training.contract import PolicyLoss, TrainedTokens
 from runners.training.losses import (
     ClippedSurrogate,
     SequenceSurrogate,

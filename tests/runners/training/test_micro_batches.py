@@ -17,8 +17,7 @@ from runners.training.micro_batches import (
     select_tokens,
     split_rollouts,
 )
-from runners.training.sample import Sample
-from runners.training.token_weights import compute_token_weights
+from runners.training.sample import Sample, compute_token_weights
 
 
 def sample(

@@ -19,8 +19,7 @@ from conf.compose import compose
 from conf.sections.training import LocalTrainerConfig
 from runners.training.micro_batches import MicroBatch, make_micro_batches
 from runners.training.objective import Objective
-from runners.training.sample import Sample
-from runners.training.token_weights import compute_token_weights
+from runners.training.sample import Sample, compute_token_weights
 from runners.training.totals import StepTotals
 
 VOCABULARY, LENGTH, SAMPLES = 4, 3, 4000

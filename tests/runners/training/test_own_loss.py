@@ -10,8 +10,8 @@ import torch
 from conf.compose import compose
 from conf.sections.plugin import PluginConfig
 from runners.campaigns.preflight.plugins import find_plugin_errors
+from runners.training.contract import TrainingError
 from runners.training.local import LocalTrainer
-from runners.training.training_error import TrainingError
 from tests.fakes.local_trainer import VOCAB, logprobs, make_rollouts, make_trainer
 from tests.fakes.tiny_model import write_tiny_model
 

@@ -9,7 +9,7 @@ import pytest
 from conf.compose import compose
 from conf.schema import Config
 from runners.training.advantages import StepGroups
-from runners.training.fanout import compute_shares
+from runners.training.step_samples import compute_shares
 from tests.fakes.records import a_rollout
 
 SOURCE = """

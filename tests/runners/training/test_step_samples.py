@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners.records.counters import SUMMED_COUNTERS
+from runners.campaigns.step_metrics import step_metrics
 from runners.records.outcome import Outcome, OutcomeCode, Stage
 from runners.records.record import TASK_SET, Turn
+from runners.records.session_summary import SUMMED_COUNTERS
 from runners.training.advantages import StepGroups
-from runners.training.step_metrics import step_metrics
 from tests.fakes.records import a_turn
 from tests.fakes.step_samples import (
     BRANCHED,

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners.training.loss_contract import TokenLosses, TrainedTokens
+from runners.training.contract import TokenLosses, TrainedTokens
 from runners.training.losses import ClippedSurrogate
 from runners.training.totals import StepTotals
 

@@ -26,18 +26,19 @@ from conf.schema import Config
 from conf.sections.training import LocalTrainerConfig
 from runners.records.graph import build_segments
 from runners.records.record import RolloutRecord, Turn
-from runners.training.advantages import StepGroups
-from runners.training.estimators import estimate_rloo
+from runners.training.advantages import (
+    StepGroups,
+    compute_turn_credits,
+    estimate_rloo,
+    spread_over_tokens,
+)
 from runners.training.micro_batches import (
     make_micro_batches,
 )
 from runners.training.objective import Objective
-from runners.training.sample import Sample
-from runners.training.step_samples import build_samples
-from runners.training.stored_rollout import StoredRollout
-from runners.training.token_weights import compute_token_weights
+from runners.training.sample import Sample, compute_token_weights
+from runners.training.step_samples import StoredRollout, build_samples
 from runners.training.totals import StepTotals
-from runners.training.turn_credit import compute_turn_credits, spread_over_tokens
 from tests.fakes.local_trainer import VOCAB, make_rollouts, make_trainer
 from tests.fakes.records import a_rollout, a_turn
 from tests.fakes.step_samples import BRANCHED

@@ -24,13 +24,12 @@ from runners.sandboxes.contract import (
     SandboxError,
     SandboxSpec,
 )
-from runners.sandboxes.discard import remove_tree
-from runners.sandboxes.tree import copy_tree
+from runners.sandboxes.tree import copy_tree, remove_tree
 from runners.sandboxes.wrappers import ForwardingSandbox, open_sandbox
 from runners.system.plugins import PluginFailedError
 from runners.tasks.contract import CustomGrading, Task, Verdict, VerdictKind
 from runners.tasks.grading import JUDGES, SandboxGrader
-from runners.tasks.patches.workspace_diff import diff_workspace
+from runners.tasks.patches.patch import capture_apart
 
 Files = Mapping[str, str | bytes]
 """Contents by path in the repository."""
@@ -217,7 +216,7 @@ class GraderConformance(PluginTests, LoopTests):
         place.mkdir(exist_ok=True)
         copy_tree(task.repo, place / "workspace")
         change(place / "workspace")
-        patch = diff_workspace(task, place / "workspace")
+        patch = await capture_apart(task, place / "workspace")
         return await SandboxGrader(self.backend).grade(
             task, patch, name=next(_names), deadline_s=self.grade_s
         )

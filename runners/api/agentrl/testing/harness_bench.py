@@ -18,7 +18,8 @@ from runners.gateway.client import GatewayAdmin
 from runners.gateway.service import serve_inline
 from runners.gateway.settings import GatewaySettings
 from runners.records.store import RunStore
-from runners.rollouts.harnesses.contract import Harness, HarnessContext, HarnessResult
+from runners.records.tokenizer import write_tiny_tokenizer
+from runners.rollouts.contract import Harness, HarnessContext, HarnessResult
 from runners.rollouts.harnesses.registry import make_harness
 from runners.sandboxes.backends import make_backend
 from runners.sandboxes.contract import (
@@ -29,7 +30,6 @@ from runners.sandboxes.contract import (
     SandboxSpec,
 )
 from runners.sandboxes.wrappers import ForwardingSandbox
-from runners.services.tiny_policy.tiny_tokenizer import write_tiny_tokenizer
 
 ROOM = 1 << 20
 """Context of the model in tokens: no prompt is too long."""

@@ -26,7 +26,7 @@ from conf.schema import Config
 from conf.sections.harness import CustomHarnessConfig
 from conf.targets import is_file, split_target
 from runners.records.outcome import OutcomeClass, OutcomeCode
-from runners.rollouts.harnesses.contract import HarnessResult
+from runners.rollouts.contract import HarnessResult
 from runners.sandboxes.contract import SandboxError
 from runners.system.plugins import plugin_loop
 

@@ -21,9 +21,8 @@ from runners.records.outcome import Outcome, OutcomeCode, Stage
 from runners.records.session_summary import FinishReason, SessionSummary, TokenUsage
 from runners.rollouts.reward import ComputeReward, make_reward
 from runners.tasks.contract import DecidingTest, Patch, Verdict, VerdictKind
-from runners.tasks.rollout_result import RolloutResult
-from runners.training.advantages import compute_group_advantages
-from runners.training.estimators import AdvantageEstimator, make_estimator
+from runners.tasks.grading import RolloutResult
+from runners.training.advantages import AdvantageEstimator, compute_group_advantages, make_estimator
 
 DEADLINE_S = 60.0
 DIFF = b"diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-one\n+two\n"

@@ -24,7 +24,7 @@ from agentrl.testing.loopback_server import LoopbackServer
 from agentrl.testing.sglang_text import parse_tool_calls, separate_reasoning
 from runners.engines.connection import Body, lost_connection_error, status_error
 from runners.records.routing import RoutingShape
-from runners.services.tiny_policy.tiny_tokenizer import tiny_tokenizer
+from runners.records.tokenizer import tiny_tokenizer
 
 LONG_TOKENS = 1000
 """A request for more tokens takes ``ScriptedEngine.long_s``, if that is set."""

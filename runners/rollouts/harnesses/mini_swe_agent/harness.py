@@ -13,7 +13,7 @@ from pathlib import Path
 from conf.sections.harness import MiniSweAgentHarnessConfig
 from runners.gateway.refusal import PROMPT_TOO_LONG, TURNS_SPENT
 from runners.records.outcome import OutcomeCode
-from runners.rollouts.harnesses.contract import HarnessContext, HarnessResult
+from runners.rollouts.contract import HarnessContext, HarnessResult
 from runners.rollouts.harnesses.external_program import (
     ExternalProgram,
     ProgramStart,
@@ -22,8 +22,7 @@ from runners.rollouts.harnesses.external_program import (
     make_result,
     read_events,
 )
-from runners.sandboxes.contract import CommandResult, Sandbox
-from runners.sandboxes.program import compile_program
+from runners.sandboxes.contract import CommandResult, Sandbox, compile_program
 
 START = Path(__file__).with_name("start.py")
 START_PROGRAM = compile_program(START)

@@ -8,9 +8,8 @@ from pathlib import Path
 from conf.sections.harness import NativeHarnessConfig
 from conf.sections.scenario import ScenarioConfig, compaction_window, has_subagents
 from runners.records.outcome import OutcomeCode
-from runners.rollouts.harnesses.contract import HarnessContext, HarnessResult
-from runners.sandboxes.contract import CommandResult, Sandbox
-from runners.sandboxes.program import compile_program
+from runners.rollouts.contract import HarnessContext, HarnessResult
+from runners.sandboxes.contract import CommandResult, Sandbox, compile_program
 
 INSIDE = "/opt/agentrl/native"
 FILES = ("__main__", "agent", "client")

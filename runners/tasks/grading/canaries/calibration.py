@@ -28,7 +28,7 @@ from runners.tasks.grading.canaries.variants import (
     draw_reworded_variant,
     is_judged_by_exit_code,
 )
-from runners.tasks.patches.patch_record import decode_patch
+from runners.tasks.patches.patch import decode_patch
 
 VARIANTS = 4
 """Variants of each sort per task."""

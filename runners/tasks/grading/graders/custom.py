@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from conf.sections.plugin import PluginConfig
 from runners.sandboxes.contract import Sandbox, SandboxError
-from runners.sandboxes.elsewhere import UNWIND_S, SandboxElsewhere
+from runners.sandboxes.wrappers import UNWIND_S, SandboxElsewhere
 from runners.system.plugins import check_number, describe_failure, load_shared, run_beside
 from runners.tasks.contract import CustomGrading, Task, Verdict, VerdictKind
 from runners.tasks.grading.graders.verdicts import make_verdict

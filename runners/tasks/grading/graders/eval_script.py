@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from runners.sandboxes.contract import CommandResult, Sandbox
-from runners.sandboxes.program import compile_program
+from runners.sandboxes.contract import CommandResult, Sandbox, compile_program
 from runners.tasks.grading.graders.verdicts import INSIDE, OUTPUT_LIMIT, killed_after_s
 from runners.tasks.grading.inside import script_runner
 from runners.tasks.patches import protection

@@ -20,8 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from runners.sandboxes.contract import CommandResult, Sandbox
-from runners.sandboxes.program import compile_program
+from runners.sandboxes.contract import CommandResult, Sandbox, compile_program
 from runners.tasks.contract import ScriptGrading, Task, TestResult, Verdict, VerdictKind
 from runners.tasks.grading.graders.eval_script import (
     PROGRAM_INSIDE,

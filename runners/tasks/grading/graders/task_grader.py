@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from conf.errors import AgentrlError, error_text
-from runners.records.printable import make_printable, shorten
+from runners.records.text import make_printable, shorten
 from runners.sandboxes.contract import Sandbox
 from runners.system.processes import atomic_file
 from runners.tasks.contract import (
@@ -27,8 +27,8 @@ from runners.tasks.grading.canaries.calibration import RunTests
 from runners.tasks.grading.canaries.scan import find_signs
 from runners.tasks.grading.canaries.verification import Verification
 from runners.tasks.grading.graders.verdicts import make_verdict
-from runners.tasks.patches.patch_record import decode_patch
-from runners.tasks.rollout_result import RolloutResult
+from runners.tasks.grading.rollout_result import RolloutResult
+from runners.tasks.patches.patch import decode_patch
 
 EnsureRepository = Callable[[Task], Awaitable[Task]]
 """Returns a task whose repository exists; raises AgentrlError."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from runners.sandboxes.contract import CommandResult, Sandbox
-from runners.sandboxes.program import compile_program
+from runners.sandboxes.contract import CommandResult, Sandbox, compile_program
 from runners.tasks.contract import Task, TestResult, Verdict, VerdictKind
 from runners.tasks.grading.graders.verdicts import (
     INSIDE,

@@ -6,7 +6,7 @@ import pytest
 
 from agentrl.referee.program import Scenario, load_scenarios
 from agentrl.referee.vocabulary import Vocabulary
-from runners.records.starting_policy import SHIPPED
+from runners.records.checkpoints import SHIPPED
 
 
 @pytest.fixture(scope="session")

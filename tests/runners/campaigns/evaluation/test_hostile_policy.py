@@ -17,7 +17,7 @@ from agentrl.testing.completions import Completion, Reply, spoken
 from agentrl.testing.scripted_engine import ScriptedEngine
 from runners.records.outcome import OutcomeCode
 from runners.records.store.run_store import RunStore
-from runners.services.tiny_policy.tiny_tokenizer import write_tiny_tokenizer
+from runners.records.tokenizer import write_tiny_tokenizer
 from tests.fakes.hostile_programs import HOSTILE, SMALL_LIMITS
 from tests.fakes.sandbox_backends import skip_without
 

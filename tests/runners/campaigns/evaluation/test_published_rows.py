@@ -24,7 +24,7 @@ from agentrl.testing.completions import Completion, Reply, spoken
 from agentrl.testing.scripted_engine import ScriptedEngine
 from runners.records.record import RolloutRecord
 from runners.records.store.run_store import RunStore
-from runners.services.tiny_policy.tiny_tokenizer import write_tiny_tokenizer
+from runners.records.tokenizer import write_tiny_tokenizer
 from runners.system.processes.ports import free_port
 from runners.tasks.package_logs import MULTI_SWE
 from runners.tasks.schemas.detection import read_row

@@ -26,15 +26,15 @@ from runners.campaigns.evaluation.swebench_files import INSTANCES
 from runners.records.outcome import Outcome, OutcomeCode, Stage
 from runners.records.record import RolloutRecord
 from runners.records.store.run_store import RunStore
-from runners.rollouts.attempt_record import verdict_to_dict
+from runners.rollouts.contract import verdict_to_dict
 from runners.sandboxes.local.backend import LocalBackend
 from runners.tasks import builtin
 from runners.tasks.contract import Task
+from runners.tasks.grading import Grader, RolloutResult
 from runners.tasks.grading.graders.task_grader import log_file
 from runners.tasks.grading.grading import make_grader
-from runners.tasks.patches.patch_record import decode_patch
+from runners.tasks.patches.patch import decode_patch
 from runners.tasks.repositories.task_repositories import TaskRepositories
-from runners.tasks.rollout_result import Grader, RolloutResult
 from tests.fakes.docker_engine import docker_engine
 from tests.fakes.records import CONFIG, a_rollout
 from tests.runners.tasks.conftest import backend

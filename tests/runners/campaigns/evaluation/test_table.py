@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from runners.campaigns.evaluation.table import render_comparison
+from runners.campaigns.evaluation.report import render_comparison
 
 INTERVAL = {"low": 0.25, "high": 0.75}
 

@@ -36,9 +36,8 @@ from runners.observe.live.progress import Progress
 from runners.records.checkpoints import CHECKPOINTS, STATE, Checkpoint, directory_name, find_latest
 from runners.records.record import RolloutRecord
 from runners.records.store.run_store import RunStore
-from runners.rollouts.context import AttemptContext, AttemptResult
+from runners.rollouts.contract import AttemptContext, AttemptResult, RolloutSpec
 from runners.rollouts.pool import Pool
-from runners.rollouts.spec import RolloutSpec
 from runners.services.driver import Interrupted
 from runners.system.concurrency.limits import Admission
 from runners.tasks.contract import Task

@@ -12,11 +12,10 @@ from agentrl.testing.scripted_engine import ScriptedEngine
 from conf.compose import compose
 from conf.errors import ExitCode
 from conf.schema import Config
-from runners.campaigns.preflight.agent_turn import AgentTurn, AgentTurnError
-from runners.campaigns.preflight.run_check import check_run
+from runners.campaigns.preflight.run_check import AgentTurn, AgentTurnError, check_run
 from runners.engines.server_check import CheckResult, EngineUnfit
 from runners.records.outcome import OutcomeCode
-from runners.services.tiny_policy.tiny_tokenizer import write_tiny_tokenizer
+from runners.records.tokenizer import write_tiny_tokenizer
 from tests.runners.rollouts.harnesses.real_agent import install_or_skip
 
 pytestmark = pytest.mark.integration

@@ -20,7 +20,7 @@ from runners.campaigns.preflight.start_check import (
     find_start_errors,
     refuse,
 )
-from runners.services.tiny_policy.tiny_tokenizer import train_tokenizer, write_tiny_tokenizer
+from runners.records.tokenizer import train_tokenizer, write_tiny_tokenizer
 
 LOCAL = ["model=local", "model.path=weights", "model.tokenizer=tok", "model.renderer=qwen3"]
 

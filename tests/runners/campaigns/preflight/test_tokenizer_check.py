@@ -19,8 +19,12 @@ from runners.campaigns.preflight.tokenizer_check import (
     ServerParser,
     probe_server,
 )
-from runners.records.tokenizer import load_renderer, load_tokenizer
-from runners.services.tiny_policy.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
+from runners.records.tokenizer import (
+    load_renderer,
+    load_tokenizer,
+    tiny_tokenizer,
+    write_tiny_tokenizer,
+)
 
 
 @pytest.fixture

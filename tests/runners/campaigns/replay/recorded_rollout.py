@@ -12,11 +12,11 @@ from conf.schema import Config
 from runners.records.outcome import Outcome, Stage
 from runners.records.record import RolloutRecord
 from runners.records.store.run_store import RunStore
-from runners.rollouts.harnesses.contract import HarnessContext
+from runners.records.tokenizer import write_tiny_tokenizer
+from runners.rollouts.contract import HarnessContext
 from runners.rollouts.harnesses.registry import make_harness
 from runners.sandboxes.backends import make_backend
 from runners.sandboxes.contract import SandboxSpec
-from runners.services.tiny_policy.tiny_tokenizer import write_tiny_tokenizer
 from runners.tasks.sets.task_sets import load_tasks
 from tests.fakes.running_gateway import running_gateway
 from tests.runners.rollouts.harnesses.real_agent import MAIN, SeveralThreads

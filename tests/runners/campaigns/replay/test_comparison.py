@@ -17,8 +17,7 @@ from runners.campaigns.replay.recorded_engine import (
 )
 from runners.engines.contract import EngineError, SamplingParams
 from runners.records.record import Turn
-from runners.records.tokenizer import load_tokenizer
-from runners.services.tiny_policy.tiny_tokenizer import write_tiny_tokenizer
+from runners.records.tokenizer import load_tokenizer, write_tiny_tokenizer
 
 PARAMS = SamplingParams(100)
 BY_MAIN, BY_SUB = "s:main:x", "s:subagent:x"

@@ -25,9 +25,9 @@ from runners.campaigns.slime import worker
 from runners.campaigns.slime.entry_points import post_process_rewards
 from runners.campaigns.slime.run_config import VARIABLE, find_run_dir
 from runners.records.store.store_error import StoreError
+from runners.records.tokenizer import tiny_tokenizer
 from runners.rollouts.pool import BreakerOpen
 from runners.services.driver import Interrupted
-from runners.services.tiny_policy.tiny_tokenizer import tiny_tokenizer
 from runners.training.routing.shape import read_routing_shape
 from tests.fakes.metrics_page import undocumented
 from tests.fakes.slime_jobs import SAYS, Job, running_job, write_model

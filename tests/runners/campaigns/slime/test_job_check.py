@@ -9,7 +9,7 @@ import pytest
 from conf.compose import compose, to_json
 from conf.errors import ExitCode
 from runners.campaigns.slime.job import main
-from runners.services.tiny_policy.tiny_tokenizer import write_tiny_tokenizer
+from runners.records.tokenizer import write_tiny_tokenizer
 from runners.system.processes.ports import free_port
 
 pytestmark = pytest.mark.integration

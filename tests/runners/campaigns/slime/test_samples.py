@@ -16,8 +16,8 @@ from runners.records.graph import build_segments
 from runners.records.outcome import Outcome, OutcomeCode, Stage
 from runners.records.record import RolloutRecord, Segment
 from runners.records.routing import Routing, RoutingError, RoutingShape, make_unrouted
-from runners.training.estimators import Gdpo, GrpoEstimator, ReinforcePlusPlus
-from runners.training.stored_rollout import StoredRollout
+from runners.training.advantages import Gdpo, GrpoEstimator, ReinforcePlusPlus
+from runners.training.step_samples import StoredRollout
 from tests.fakes.records import branched_run
 from tests.fakes.slime_rollout import Sample
 

@@ -16,7 +16,7 @@ from runners.campaigns.what_if.keys import WhatIfError, change_rules
 from runners.campaigns.what_if.what_if import ask_what_if
 from runners.records.store.run_store import RunStore
 from runners.rollouts.reward import RewardParts
-from runners.tasks.rollout_result import RolloutResult
+from runners.tasks.grading import RolloutResult
 from tests.fakes.trained_run import draw_step, finish_step, train_run
 
 PENALTIES = "reward.turn_penalty=0.1 reward.malformed_penalty=0.2"

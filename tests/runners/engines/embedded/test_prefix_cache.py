@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from runners.engines.embedded.attention import KvSpan, KvStore
 from runners.engines.embedded.prefix_cache import PrefixCache
 from runners.engines.embedded.weights import ModelConfig
-from runners.records.prefix import common_prefix_length
+from runners.records.graph import common_prefix_length
 
 CAPACITY = 24
 CONFIG = ModelConfig(

@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from agentrl.testing.scripted_engine import ScriptedEngine
-from runners.gateway.gateway_error import GatewayError
-from runners.gateway.replicas.session_key import replica_of
+from runners.gateway.http.control import replica_of
+from runners.gateway.refusal import GatewayError
 from runners.gateway.settings import GatewaySettings
 from runners.records.store.run_store import RunStore
 from tests.fakes.replicated_gateway import Replicated, replicated_gateway

@@ -17,9 +17,9 @@ from agentrl.testing.scripted_engine import ScriptedEngine
 from conf.compose import compose
 from conf.errors import ConfigError
 from runners.gateway.client import GatewayAdmin
-from runners.gateway.gateway_error import GatewayError
+from runners.gateway.http.control import replica_of
+from runners.gateway.refusal import GatewayError
 from runners.gateway.replicas.replica_set import share_settings
-from runners.gateway.replicas.session_key import replica_of
 from runners.gateway.settings import GatewaySettings, ReplicaSettings
 from runners.records.graph import build_segments
 from runners.records.store.run_store import RunStore

@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.testing.completions import END, Completion
 from agentrl.testing.scripted_engine import ScriptedEngine
-from runners.gateway.gateway_error import GatewayError
+from runners.gateway.refusal import GatewayError
 from runners.gateway.sessions.session_rollouts import keep_lost
 from runners.observe.export import dump
 from runners.observe.export.jsonl import validate
@@ -48,7 +48,7 @@ async def test_a_finished_session_is_exported_with_its_reward_and_exact_tokens(
     assert ended["rollout"] == kept | {"reward": 0.25}
     (chain,) = ended["segments"]
     with RunStore.open(alone.run_dir, read_only=True) as store:
-        report = dump.dump(store, tmp_path / "dump", formats=("jsonl", "slime"))
+        report = dump(store, tmp_path / "dump", formats=("jsonl", "slime"))
     file = tmp_path / "dump" / "trajectories.jsonl"
     assert report.rollouts == 1
     assert validate(file) == []
@@ -186,5 +186,5 @@ async def test_sessions_of_a_process_that_died_are_kept_unless_they_are_already(
     assert (cut_off.outcome.code, cut_off.reward, cut_off.turns) == ("infra.gateway", None, 1)
     assert (cut_off.group, cut_off.member, cut_off.task_id) == (0, 1, "greet")
     with RunStore.open(alone.run_dir, read_only=True) as store:
-        dump.dump(store, tmp_path / "dump")
+        dump(store, tmp_path / "dump")
     assert validate(tmp_path / "dump" / "trajectories.jsonl") == []

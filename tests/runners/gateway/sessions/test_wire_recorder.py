@@ -17,8 +17,8 @@ from runners.gateway.sessions.wire_recorder import (
     find_environment_secrets,
 )
 from runners.observe.viewer.wire_view import render_wire
+from runners.records.record import WireExchange
 from runners.records.store.run_store import RunStore
-from runners.records.wire import WireExchange
 from tests.fakes.records import a_turn
 from tests.fakes.running_gateway import running_gateway
 

@@ -14,8 +14,7 @@ from agentrl.testing.scripted_engine import ScriptedEngine
 from conf.errors import ConfigError
 from runners.engines.client import HttpEngine
 from runners.gateway.texts.chat_template import ChatTemplate, ServerParsers, make_renderer
-from runners.records.tokenizer import load_tokenizer
-from runners.services.tiny_policy.tiny_tokenizer import write_tiny_tokenizer
+from runners.records.tokenizer import load_tokenizer, write_tiny_tokenizer
 from tests.fakes.running_gateway import TOOLS, echo, results, running_gateway, user
 
 TEMPLATE = """\

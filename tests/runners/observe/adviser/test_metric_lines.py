@@ -19,9 +19,9 @@ from runners.observe.adviser.history import (
 )
 from runners.observe.adviser.metric_lines import LATE_STEPS, STALENESS, MetricLines
 from runners.observe.figures.metrics import MetricsWriter
-from runners.records.json_text import loads
 from runners.records.store.run_store import RunStore
 from runners.records.store.store_error import StoreError
+from runners.records.text import loads
 from tests.fakes.illnesses import ILLNESSES, infect
 from tests.fakes.recorded_runs import healthy_runs
 from tests.fakes.records import CONFIG, a_rollout

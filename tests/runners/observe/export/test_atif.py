@@ -10,9 +10,9 @@ from hypothesis import given
 from runners.observe.export.atif import build_document
 from runners.observe.export.build import build_trajectory
 from runners.observe.export.contract import ExportedRun
-from runners.observe.export.dump import dump
-from runners.records.json_text import dumps
+from runners.observe.export.run_dump import dump
 from runners.records.record import Turn
+from runners.records.text import dumps
 from tests.fakes.records import (
     LOST,
     a_rollout,

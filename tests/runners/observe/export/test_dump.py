@@ -19,7 +19,10 @@ from conf.errors import ExitCode
 from runners.observe.export import trajectory
 from runners.observe.export.build import build_trajectory
 from runners.observe.export.contract import ExportedRun
-from runners.observe.export.dump import (
+from runners.observe.export.conversation import join_messages, latest_tools
+from runners.observe.export.formats import FORMATS
+from runners.observe.export.jsonl import NAME, validate
+from runners.observe.export.run_dump import (
     ONLY,
     DumpError,
     RolloutFilter,
@@ -27,15 +30,12 @@ from runners.observe.export.dump import (
     parse_filter,
     parse_formats,
 )
-from runners.observe.export.formats import FORMATS
-from runners.observe.export.jsonl import NAME, validate
 from runners.observe.export.slime import ROLLOUTS_PER_FILE
 from runners.observe.export.validation import find_contradictions
-from runners.records.conversation import join_messages, latest_tools
-from runners.records.json_text import dumps
 from runners.records.record import Turn
 from runners.records.store.run_store import RunStore
 from runners.records.store.store_error import StoreError
+from runners.records.text import dumps
 from tests.fakes.records import (
     CONFIG,
     a_rollout,

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from runners.observe.export.dump import RolloutFilter, dump
 from runners.observe.export.html import NAME, ROWS
 from runners.observe.export.page_texts import TEXT
+from runners.observe.export.run_dump import RolloutFilter, dump
 from runners.records.store.run_store import RunStore
 from tests.fakes.browser import needs_chromium, start_browser
 from tests.fakes.records import (

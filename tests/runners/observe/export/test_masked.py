@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from conf.compose import compose
-from runners.observe.export.dump import dump
 from runners.observe.export.masked import find_masked
+from runners.observe.export.run_dump import dump
 from runners.observe.export.trajectory import Trajectory
 from runners.records.graph import build_segments
 from runners.records.outcome import Outcome, OutcomeCode, Stage

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runners.observe.export.dump import DumpError, dump, parse_formats
+from runners.observe.export.run_dump import DumpError, dump, parse_formats
 from runners.system.plugins.loading import PluginError
 from tests.fakes.records import example_run
 

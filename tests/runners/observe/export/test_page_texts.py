@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runners.observe.export.page_texts import ITEMS, LATER, TEXT, TOTAL, TextCutter
-from runners.records.json_text import dumps
+from runners.records.text import dumps
 
 
 def test_long_texts_are_cut_and_say_so() -> None:

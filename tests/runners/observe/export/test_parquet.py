@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from conf.errors import ConfigError, ExitCode
-from runners.observe.export.dump import dump
 from runners.observe.export.parquet import NAME, from_row
+from runners.observe.export.run_dump import dump
 from runners.observe.export.trajectory import Trajectory
 from runners.records.store.run_store import RunStore
 from tests.fakes.records import branched_run, example_run

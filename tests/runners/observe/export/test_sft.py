@@ -15,7 +15,7 @@ from hypothesis import given
 from runners.observe.export import sft
 from runners.observe.export.build import build_trajectory
 from runners.observe.export.contract import ExportedRun
-from runners.observe.export.dump import DumpError, dump, parse_filter
+from runners.observe.export.run_dump import DumpError, dump, parse_filter
 from runners.records.outcome import Outcome, OutcomeCode, Stage
 from runners.records.record import Turn
 from runners.records.store.run_store import RunStore

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runners.observe.export.dump import dump
+from runners.observe.export.run_dump import dump
 from runners.observe.export.slime import ROLLOUTS_PER_FILE, read_samples
 from runners.records.graph import TurnGraph
 from runners.records.outcome import Outcome, OutcomeCode, Stage

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from conf.compose import compose
-from runners.observe.export.dump import dump
+from runners.observe.export.run_dump import dump
 from runners.observe.report.against import read_against
 from runners.observe.report.comparison import compare_runs
 from runners.observe.report.page import write_comparison, write_report
 from runners.observe.report.report_data import read_document
-from runners.records.json_text import clean_text
 from runners.records.outcome import Outcome, OutcomeCode, Stage
 from runners.records.store.run_state import State
 from runners.records.store.run_store import RunStore
+from runners.records.text import clean_text
 from tests.fakes.browser import Browser, needs_chromium, start_browser
 from tests.fakes.hostile import TEXTS
 from tests.fakes.records import CONFIG, LOST, a_rollout, branched_run, example_run, write_session

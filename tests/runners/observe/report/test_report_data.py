@@ -11,10 +11,10 @@ from conf.errors import ExitCode
 from runners.observe.figures.statistics import task_interval
 from runners.observe.report.report_data import TASKS, read_document
 from runners.observe.report.sums import SLOWEST
-from runners.records.json_text import dumps, loads
 from runners.records.outcome import Outcome, OutcomeCode, Stage
 from runners.records.store.run_state import State
 from runners.records.store.run_store import RunStore
+from runners.records.text import dumps, loads
 from tests.fakes.records import CONFIG, a_rollout, branched_run, example_run, run_with_parts
 from tests.runners.observe.report.runs import routed_run
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from runners.observe.viewer.search_index import SearchIndex
+from runners.records.record import WireExchange
 from runners.records.routing import (
     NO_ROW,
     RoutingShape,
@@ -18,7 +19,6 @@ from runners.records.routing import (
     checksum_tokens,
 )
 from runners.records.store.run_store import RunStore
-from runners.records.wire import WireExchange
 from tests.fakes.records import a_rollout, a_turn, branched_turns, example_run, write_session
 
 LOG = "test_sum\nTraceback\nKeyError: 'grape'\n"

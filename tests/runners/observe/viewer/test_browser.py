@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runners.observe.export.dump import dump
 from runners.observe.export.html import NAME
+from runners.observe.export.run_dump import dump
 from runners.observe.viewer.server import ViewServer
 from runners.records.store.run_state import State
 from runners.records.store.run_store import RunStore

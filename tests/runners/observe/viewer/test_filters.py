@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners.observe.export.dump import ONLY as DUMP_ONLY
-from runners.observe.export.dump import RolloutFilter
+from runners.observe.export.run_dump import ONLY as DUMP_ONLY
+from runners.observe.export.run_dump import RolloutFilter
 from runners.observe.viewer.filters import KINDS, ONLY, SORTS, RolloutQuery, ViewError, parse_query
 from runners.observe.viewer.listing import find_place, list_rollouts
 from runners.records.store.run_store import RunStore

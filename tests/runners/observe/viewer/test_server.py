@@ -13,9 +13,9 @@ import pytest
 from runners.observe.viewer.filters import ViewError
 from runners.observe.viewer.server import ViewServer, load_token, name_in_address
 from runners.observe.viewer.wire_view import PAGE_TEXT, find_wire, wire_to_page
+from runners.records.record import WireExchange
 from runners.records.store.run_state import State
 from runners.records.store.run_store import RunStore
-from runners.records.wire import WireExchange
 from tests.fakes.records import write_session
 from tests.runners.observe.viewer.conftest import (
     ROUTED,

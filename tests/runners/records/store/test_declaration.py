@@ -33,7 +33,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from runners.observe.export.dump import dump
+from runners.observe.export.run_dump import dump
 from runners.observe.export.jsonl import NAME, validate
 from runners.observe.export.parquet import from_row
 from runners.campaigns.schema import SCHEMAS, json_schema

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from runners.observe.export.dump import dump
 from runners.observe.export.jsonl import NAME, validate
+from runners.observe.export.run_dump import dump
 from runners.observe.live.status import read_status
 from runners.observe.report.page import write_report
-from runners.records.counters import EARLIER_NAMES
+from runners.records.session_summary import EARLIER_NAMES
 from runners.records.store.run_store import RunStore
-from runners.services.tiny_policy.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
+from runners.records.tokenizer import tiny_tokenizer, write_tiny_tokenizer
 from tests.fakes.tiny_model import write_tiny_model
 
 OLDER_RUN = Path(__file__).parents[3] / "fakes" / "older_run"

@@ -27,10 +27,10 @@ from conf.sections.harness import (
     UserHarnessConfig,
 )
 from conf.sections.scenario import LinearScenarioConfig, ScenarioConfig
-from runners.rollouts.harnesses.contract import Harness, HarnessContext, HarnessResult
+from runners.records.tokenizer import write_tiny_tokenizer
+from runners.rollouts.contract import Harness, HarnessContext, HarnessResult
 from runners.rollouts.harnesses.registry import install_harness, make_harness
 from runners.sandboxes.contract import Sandbox, SandboxBackend, SandboxSpec
-from runners.services.tiny_policy.tiny_tokenizer import write_tiny_tokenizer
 from tests.fakes.running_gateway import Agent, running_gateway
 
 LINEAR = LinearScenarioConfig(kind="linear")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from runners.rollouts.harnesses.contract import Harness, HarnessContext
+from runners.rollouts.contract import Harness, HarnessContext
 from runners.sandboxes.contract import CommandResult, Sandbox
 
 

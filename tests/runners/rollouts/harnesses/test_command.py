@@ -19,8 +19,8 @@ from conf.sections.scenario import LinearScenarioConfig
 from launch.preflight import find_problems
 from runners.gateway.refusal import PROMPT_TOO_LONG, TURNS_SPENT
 from runners.records.outcome import OutcomeCode
+from runners.rollouts.contract import HarnessContext
 from runners.rollouts.harnesses.command import CommandHarness, read_result
-from runners.rollouts.harnesses.contract import HarnessContext
 from runners.rollouts.harnesses.installation import ProgramError
 from runners.rollouts.harnesses.registry import install_harness, make_harness
 from runners.sandboxes.contract import CommandResult, Sandbox

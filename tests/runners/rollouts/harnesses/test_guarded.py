@@ -10,7 +10,7 @@ import pytest
 
 from conf.compose import compose
 from runners.records.outcome import OutcomeCode
-from runners.rollouts.harnesses.contract import HarnessContext, HarnessResult
+from runners.rollouts.contract import HarnessContext, HarnessResult
 from runners.rollouts.harnesses.registry import make_harness
 from runners.sandboxes.contract import CommandResult, Sandbox, SandboxError
 from runners.system.plugins.loading import PluginError
@@ -18,7 +18,7 @@ from runners.system.plugins.loading import PluginError
 SOURCE = """
 from dataclasses import dataclass
 from pathlib import Path
-from runners.rollouts.harnesses.contract import HarnessResult
+from runners.rollouts.contract import HarnessResult
 from runners.sandboxes.contract import CommandResult, SandboxError
 
 @dataclass

@@ -13,7 +13,7 @@ from conf.sections.harness import NativeHarnessConfig
 from conf.sections.sandbox import LocalSandboxConfig
 from conf.sections.scenario import LinearScenarioConfig
 from runners.records.outcome import OutcomeCode
-from runners.rollouts.harnesses.contract import HarnessContext, HarnessResult
+from runners.rollouts.contract import HarnessContext, HarnessResult
 from runners.rollouts.harnesses.native import NativeHarness
 from runners.rollouts.harnesses.native.harness import read_result
 from runners.sandboxes.contract import CommandResult, SandboxSpec

@@ -13,8 +13,8 @@ from conf.compose import compose, from_json, to_json
 from conf.errors import ConfigError
 from conf.sections.harness import ClaudeCodeHarnessConfig, CodexHarnessConfig
 from runners.records.outcome import OutcomeCode
+from runners.rollouts.contract import HarnessContext
 from runners.rollouts.harnesses import claude_code, codex
-from runners.rollouts.harnesses.contract import HarnessContext
 from runners.rollouts.harnesses.external_program import ExternalProgram
 from runners.rollouts.harnesses.installation import ProgramError
 from runners.rollouts.harnesses.registry import make_harness

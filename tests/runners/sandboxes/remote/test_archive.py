@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from runners.sandboxes.contract import OversizedError, SandboxError
-from runners.sandboxes.discard import remove_tree
 from runners.sandboxes.remote import archive
 from runners.sandboxes.remote.archive import ArchiveWriter, unpack
 from runners.sandboxes.remote.machine import AGENT_ID
+from runners.sandboxes.tree import remove_tree
 
 
 def member(name: str, kind: bytes = tarfile.REGTYPE, *, link: str = "", size: int = 0) -> object:

@@ -17,7 +17,7 @@ from runners.sandboxes.contract import EgressAttempt, SandboxError, SandboxSpec
 from runners.sandboxes.remote import containers, e2b
 from runners.sandboxes.remote.egress import MOST_ATTEMPTS, EgressAccount, EgressPolicy, EgressProxy
 from runners.tasks.contract import Origin, ScriptGrading, Task
-from runners.tasks.patches.denied_hosts import denied_hosts
+from runners.tasks.repositories.task_repositories import denied_hosts
 from tests.fakes.docker.installed import can_stand_in, docker_program
 from tests.fakes.sandbox_backends import docker_settings
 

@@ -10,9 +10,9 @@ import pytest
 
 from conf.sections.sandbox import LocalSandboxConfig
 from runners.records.store.run_store import RunStore
+from runners.records.tokenizer import write_tiny_tokenizer
 from runners.sandboxes.local.backend import LocalBackend
 from runners.services.faults.proxy import restore_clock
-from runners.services.tiny_policy.tiny_tokenizer import write_tiny_tokenizer
 from runners.tasks.contract import Task
 from tests.runners.services.faults.run_parts import RunParts
 from tests.runners.tasks.example_repositories import make_task

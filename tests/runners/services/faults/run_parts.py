@@ -30,8 +30,8 @@ from runners.services.faults.boundaries import (
 )
 from runners.services.faults.plan import FaultPlan, Injection
 from runners.tasks.contract import Patch, Task
+from runners.tasks.grading import RolloutResult
 from runners.tasks.patches.workspace_diff import diff_workspace
-from runners.tasks.rollout_result import RolloutResult
 from tests.fakes.records import a_rollout
 from tests.fakes.rollout_parts import FolderBackend, ListedGrader
 from tests.fakes.running_gateway import running_gateway

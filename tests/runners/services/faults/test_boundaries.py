@@ -10,7 +10,7 @@ import pytest
 from conf.errors import error_text
 from conf.fault_table import ALLOWED, Boundary, FaultKind
 from runners.engines.contract import EngineError
-from runners.gateway.gateway_error import GatewayError
+from runners.gateway.refusal import GatewayError
 from runners.records.store.store_error import StoreError
 from runners.sandboxes.contract import SandboxError
 from runners.services.faults.boundaries import GraderCrash

@@ -13,7 +13,7 @@ from conf.errors import ExitCode
 from conf.fault_table import Boundary, FaultKind
 from runners.engines.client import UPDATE_ATTEMPTS
 from runners.engines.contract import EngineError
-from runners.gateway.gateway_error import GatewayError
+from runners.gateway.refusal import GatewayError
 from runners.records.store.store_error import StoreError
 from runners.sandboxes.contract import SandboxError
 from runners.services.faults.boundaries import wrap_backend, wrap_grader

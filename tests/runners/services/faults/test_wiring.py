@@ -16,15 +16,14 @@ from conf.compose import compose
 from conf.sections.faults import FaultRule, PlannedFaultsConfig
 from runners.engines.client import HttpEngine
 from runners.gateway.client import GatewayAdmin
-from runners.gateway.http.server import GatewayServer
+from runners.gateway.service import NO_HOOKS
 from runners.observe.figures.metrics import MetricsWriter
 from runners.records.outcome import OutcomeClass, Stage
 from runners.records.record import RolloutRecord
 from runners.rollouts.attempt import execute_here
-from runners.rollouts.context import AttemptContext
+from runners.rollouts.contract import AttemptContext, RolloutSpec
 from runners.rollouts.pool import Pool
 from runners.rollouts.reward import make_reward
-from runners.rollouts.spec import RolloutSpec
 from runners.services.faults.wiring import (
     choose_gateway_module,
     driver_faults,
@@ -34,8 +33,7 @@ from runners.services.faults.wiring import (
 )
 from runners.system.concurrency.limits import Admission, TokenBucket
 from runners.system.diagnostics.attempt_progress import AttemptWatch
-from runners.system.processes.ledger import Ledger
-from runners.system.processes.recorder import StoreRecorder
+from runners.system.processes.ledger import Ledger, StoreRecorder
 from runners.system.processes.service import Service
 from tests.fakes.rollout_parts import CallingHarness, FolderBackend, ListedGrader
 from tests.fakes.running_gateway import Gateway, running_gateway, settings_for
@@ -160,14 +158,14 @@ async def test_without_a_plan_every_part_is_returned_itself(parts: RunParts) -> 
         assert wiring.wrap_backend(backend) is backend
         assert wiring.wrap_engine(client) is client
     assert metrics_faults(NONE, parts.store, metrics) is metrics
-    assert make_gateway_hooks(NONE).server_class is GatewayServer
+    assert make_gateway_hooks(NONE) == NO_HOOKS
     assert choose_gateway_module(NONE, {"host": "h"}) == ("runners.gateway", {"host": "h"})
 
 
 def test_the_gateway_process_removes_the_plan_from_its_settings() -> None:
     module, settings = choose_gateway_module(make_section(), {"host": "h"})
     assert module == "runners.services.faults"
-    assert pop_gateway_hooks(settings).server_class is not GatewayServer
+    assert pop_gateway_hooks(settings) != NO_HOOKS
     assert settings == {"host": "h"}
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runners.services.tiny_policy.tiny_tokenizer import write_tiny_tokenizer
+from runners.records.tokenizer import write_tiny_tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ import pytest
 from runners.records.outcome import OutcomeCode
 from runners.records.record import RolloutRecord
 from runners.records.store.run_store import RunStore
-from runners.services.tiny_policy.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
+from runners.records.tokenizer import tiny_tokenizer, write_tiny_tokenizer
 from runners.system.processes.ledger import Ledger
 from runners.system.processes.process_tags import SANDBOX_TAG
 from tests.fakes.tiny_model import write_tiny_model

@@ -15,9 +15,9 @@ from runners.records.outcome import TEARDOWN, OutcomeCode, Stage
 from runners.records.record import RolloutRecord
 from runners.records.session_summary import FinishReason
 from runners.records.store.store_error import StoreError
-from runners.rollouts.attempt_record import rebuild_result
+from runners.rollouts.contract import rebuild_result
 from runners.tasks.contract import Task, Verdict
-from runners.tasks.rollout_result import Grader, RolloutResult
+from runners.tasks.grading import Grader, RolloutResult
 from tests.fakes.rollout_parts import PatchGrader
 from tests.runners.services.ray_workers.world import SOLUTION, Where, World, use, world
 from tests.runners.tasks.example_repositories import FIX

@@ -13,19 +13,17 @@ import pytest
 from agentrl.testing.completions import Completion
 from conf.errors import ExitCode
 from runners.gateway.client import GatewayAdmin
-from runners.gateway.gateway_error import GatewayError
+from runners.gateway.refusal import GatewayError
 from runners.records.outcome import Outcome, OutcomeCode, Stage
 from runners.records.session_summary import SessionSummary
-from runners.rollouts.attempt_record import make_record
-from runners.rollouts.context import AttemptContext, AttemptResult
+from runners.rollouts.contract import AttemptContext, AttemptResult, RolloutSpec, make_record
 from runners.rollouts.pool import BreakerOpen
-from runners.rollouts.spec import RolloutSpec
 from runners.services.ray_workers.errors import ExecutorError
 from runners.services.ray_workers.executor import RayExecutor
 from runners.services.ray_workers.worker import Worker
 from runners.system.concurrency.limits import TokenBucket
 from runners.system.diagnostics.stalls import describe_attempts
-from runners.system.processes.recorder import StoreRecorder
+from runners.system.processes.ledger import StoreRecorder
 from runners.tasks.contract import Task
 from tests.fakes.nodes_without_ray import DeafWorker, OneNode
 from tests.runners.services.ray_workers.world import SOLUTION, World, ray_section, use, world

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from runners.records.store.run_store import RunStore
-from runners.services.tiny_policy.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
+from runners.records.tokenizer import tiny_tokenizer, write_tiny_tokenizer
 from runners.system.processes.ledger import Ledger
 from tests.fakes.tiny_model import write_tiny_model
 from tests.runners.services.ray_workers.cluster import RayCluster, ray_cluster

@@ -17,11 +17,10 @@ from conf.sections.executor import RayExecutorConfig
 from runners.records.record import RolloutRecord
 from runners.records.store.run_store import RunStore
 from runners.rollouts.attempt import execute_here
-from runners.rollouts.context import AttemptContext, AttemptResult, Execute
+from runners.rollouts.contract import AttemptContext, AttemptResult, Execute, RolloutSpec
 from runners.rollouts.harnesses.registry import make_harness
 from runners.rollouts.pool import Pool
 from runners.rollouts.reward import make_reward
-from runners.rollouts.spec import RolloutSpec
 from runners.sandboxes.backends import make_backend
 from runners.sandboxes.wrappers import RegisteredBackend
 from runners.services.faults.wiring import driver_faults
@@ -30,8 +29,7 @@ from runners.services.ray_workers.node_worker import SILENCE_S
 from runners.services.ray_workers.worker import Worker
 from runners.system.concurrency.limits import Admission, TokenBucket
 from runners.system.diagnostics.attempt_progress import AttemptWatch
-from runners.system.processes.ledger import Ledger
-from runners.system.processes.recorder import StoreRecorder
+from runners.system.processes.ledger import Ledger, StoreRecorder
 from runners.tasks.contract import Task
 from runners.tasks.grading.grading import make_grader
 from tests.fakes.nodes_without_ray import OneNode

@@ -13,8 +13,7 @@ import pytest
 from runners.sandboxes.contract import CommandResult, Sandbox, SandboxError, SandboxSpec
 from runners.sandboxes.local.backend import LocalBackend
 from runners.sandboxes.tree import copy_tree
-from runners.tasks.capture_limits import make_refused_patch
-from runners.tasks.contract import Task, Verdict, VerdictKind
+from runners.tasks.contract import Task, Verdict, VerdictKind, make_refused_patch
 from runners.tasks.grading.graders.task_grader import TaskGrader
 from runners.tasks.grading.graders.unittest_ids import read_verdict
 from runners.tasks.grading.grading import SandboxGrader

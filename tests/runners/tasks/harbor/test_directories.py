@@ -13,8 +13,7 @@ import pytest
 
 from conf.compose import compose
 from runners.records.store.store_error import StoreError
-from runners.services.dataset_check import check_datasets
-from runners.services.driver import open_run
+from runners.services.driver import check_datasets, open_run
 from runners.tasks.contract import HarborVerifier
 from runners.tasks.harbor.directory import make_safe_id, read_directory, strip_canary
 from runners.tasks.harbor.dockerfile import find_workdir

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from conf.sections.task import VerdictRewardConfig
-from runners.rollouts.attempt_record import verdict_to_dict
+from runners.rollouts.contract import verdict_to_dict
 from runners.rollouts.reward import VerdictReward
 from runners.sandboxes.local.backend import LocalBackend
 from runners.tasks.contract import VerdictKind
+from runners.tasks.grading import RolloutResult
 from runners.tasks.grading.graders.end_state import script_argv
 from runners.tasks.harbor.inspection import leads_to_tests
 from runners.tasks.harbor.suites import read_task
-from runners.tasks.patches.patch_record import decode_patch
-from runners.tasks.rollout_result import RolloutResult
+from runners.tasks.patches.patch import decode_patch
 from tests.fakes.harbor_suite import write_suite
 from tests.fakes.harbor_tasks import SOLVE, TEST, toml, write_task
 from tests.fakes.sandbox_backends import skip_without

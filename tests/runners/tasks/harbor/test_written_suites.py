@@ -21,7 +21,7 @@ from runners.tasks.grading.grading import SandboxGrader
 from runners.tasks.harbor.directory import read_directory
 from runners.tasks.harbor.suites import read_task
 from runners.tasks.patches.diffs import read_paths
-from runners.tasks.patches.patch_record import decode_patch
+from runners.tasks.patches.patch import decode_patch
 from runners.tasks.patches.workspace_diff import diff_workspace
 from runners.tasks.sets.dataset_report import read_dataset
 from runners.tasks.sets.harbor_writer import UnwritableTaskError, write_suite

@@ -10,10 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runners.sandboxes.discard import remove_tree
-from runners.sandboxes.tree import copy_tree
-from runners.tasks.capture_limits import DEFAULT_LIMITS, FILE_LIMIT
-from runners.tasks.contract import Patch, Task
+from runners.sandboxes.tree import copy_tree, remove_tree
+from runners.tasks.contract import DEFAULT_LIMITS, FILE_LIMIT, Patch, Task
 from runners.tasks.grading.grading import apply_patch
 from runners.tasks.patches.workspace_diff import diff_workspace
 from tests.runners.tasks.example_repositories import FIX, git, make_task, patch_of

@@ -9,11 +9,10 @@ from pathlib import Path
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from runners.records.json_text import clean_text, dumps, loads
 from runners.records.store.run_store import RunStore
-from runners.tasks.capture_limits import make_refused_patch
-from runners.tasks.contract import Patch
-from runners.tasks.patches.patch_record import (
+from runners.records.text import clean_text, dumps, loads
+from runners.tasks.contract import Patch, make_refused_patch
+from runners.tasks.patches.patch import (
     TOUCHED,
     decode_patch,
     encode_patch_extra,

@@ -10,7 +10,7 @@ import pytest
 from runners.sandboxes.tree import copy_tree
 from runners.tasks.contract import ScriptGrading, Task
 from runners.tasks.grading.grading import apply_patch
-from runners.tasks.patches.patch_record import decode_patch
+from runners.tasks.patches.patch import decode_patch
 from runners.tasks.patches.workspace_diff import diff_workspace
 from tests.runners.tasks.example_repositories import git, make_task
 

@@ -9,17 +9,16 @@ from pathlib import Path
 import pytest
 
 from runners.sandboxes.contract import SandboxError, SandboxSpec
-from runners.sandboxes.discard import remove_tree
 from runners.sandboxes.local.backend import LocalBackend
-from runners.sandboxes.tree import copy_tree
+from runners.sandboxes.tree import copy_tree, remove_tree
 from runners.tasks.contract import Origin, ScriptGrading, Task, VerdictKind
+from runners.tasks.grading import RolloutResult
 from runners.tasks.grading.graders.task_grader import TaskGrader
 from runners.tasks.grading.grading import SandboxGrader
 from runners.tasks.patches.workspace_diff import diff_workspace
 from runners.tasks.pytest_mounts import agent_environment, agent_mounts
 from runners.tasks.repositories.pinned_repositories import SourceError, make_pinned_repository
 from runners.tasks.repositories.task_repositories import TaskRepositories
-from runners.tasks.rollout_result import RolloutResult
 from tests.runners.tasks.example_repositories import FIX, git, make_task, result_of
 
 

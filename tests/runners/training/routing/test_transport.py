@@ -15,6 +15,7 @@ import torch
 
 from conf.compose import compose
 from conf.schema import Config
+from runners.campaigns.slime.placeholder import constant_placeholder
 from runners.engines.contract import SamplingParams
 from runners.engines.embedded.core import EngineCore
 from runners.records.graph import TurnGraph, build_segments
@@ -28,13 +29,10 @@ from runners.records.routing import (
 )
 from runners.records.store.run_store import RunStore
 from runners.training.advantages import StepGroups
-from runners.training.fanout import fan_out
 from runners.training.micro_batches import make_micro_batches
-from runners.training.placeholder import constant_placeholder
 from runners.training.routing.shape import read_routing_shape
 from runners.training.sample import Sample
-from runners.training.step_samples import StepSamples, build_samples
-from runners.training.stored_rollout import StoredRollout
+from runners.training.step_samples import StepSamples, StoredRollout, build_samples, fan_out
 from tests.fakes.local_trainer import VOCAB, make_trainer
 from tests.fakes.records import CONFIG, LOST, a_rollout, a_turn, branched_turns
 from tests.fakes.routing_replay import corrupt, r3

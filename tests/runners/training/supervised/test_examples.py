@@ -15,15 +15,20 @@ from hypothesis import strategies as st
 from conf.compose import compose
 from conf.errors import ConfigError
 from runners.campaigns.preflight.start_check import find_start_errors
-from runners.observe.export.dump import dump
+from runners.observe.export.run_dump import dump
 from runners.records.store.run_store import RunStore
-from runners.records.tokenizer import Renderer, Tokenizer, load_renderer, load_tokenizer
-from runners.services.run_examples import (
+from runners.records.tokenizer import (
+    Renderer,
+    Tokenizer,
+    load_renderer,
+    load_tokenizer,
+    write_tiny_tokenizer,
+)
+from runners.services.policy import (
     describe_examples,
     keep_examples,
     open_examples,
 )
-from runners.services.tiny_policy.tiny_tokenizer import write_tiny_tokenizer
 from runners.training.supervised.examples import ExampleReader, ExamplesError, load_examples
 from tests.fakes.records import CONFIG, example_run
 

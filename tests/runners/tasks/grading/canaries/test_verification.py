@@ -32,7 +32,7 @@ from runners.tasks.grading.graders.verdicts import (
     make_verdict,
 )
 from runners.tasks.patches.diffs import read_paths
-from runners.tasks.patches.patch_record import decode_patch
+from runners.tasks.patches.patch import decode_patch
 from tests.runners.tasks.example_repositories import patch_of
 from tests.runners.tasks.pytest_tasks import make_pytest_task
 

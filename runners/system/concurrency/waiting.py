@@ -1,13 +1,20 @@
-"""A task group that raises its first error itself, not in an exception group.
-
-Callers can then catch the types that they know.
-"""
+"""Wait for the first of several events, or for several tasks of which the first error ends all."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+
+
+async def wait_for_any(*events: asyncio.Event) -> None:
+    """Return when one of the events is set."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners.records.growing_ids import GrowingIds
+from runners.gateway.tree.growing_ids import GrowingIds
 from runners.records.record import IdArray
 
 

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from runners.records.counters import SUMMED_COUNTERS, mean
+from runners.campaigns.named_means import means_by_name
 from runners.records.outcome import OutcomeCode
 from runners.records.record import (
     TASK_SET,
@@ -19,8 +19,8 @@ from runners.records.record import (
     RolloutRecord,
     SegmentKind,
 )
+from runners.records.session_summary import SUMMED_COUNTERS, mean
 from runners.training.advantages import key_of
-from runners.training.named_means import means_by_name
 from runners.training.step_samples import StepSamples
 
 

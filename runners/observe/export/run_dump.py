@@ -30,12 +30,12 @@ from runners.observe.export.filter_texts import (
     describe_choices,
     parse_steps,
 )
-from runners.observe.export.formats import FORMATS, find_exporter, name_folder
+from runners.observe.export.formats import FORMATS, VALIDATORS, find_exporter, name_folder
 from runners.observe.export.summary import ExportSummary
 from runners.observe.export.trajectory import SCHEMA_VERSION
-from runners.records.json_text import dumps
 from runners.records.record import RolloutRecord
 from runners.records.store import RunStore
+from runners.records.text import dumps
 from runners.system.plugins import describe_failure
 
 ONLY: dict[str, Callable[[RolloutRecord], bool]] = {
@@ -114,6 +114,17 @@ class DumpReport:
     def paths(self) -> tuple[Path, ...]:
         """Paths to show to a user: files, and directories instead of the files in them."""
         return tuple(dict.fromkeys(file.listed for file in self.files))
+
+    def find_faults(self) -> list[str]:
+        """Read the files of ``VALIDATORS`` again, and return every fault with its file and line;
+        raises OSError.
+        """
+        return [
+            f"{file.path}: {fault}"
+            for file in self.files
+            if file.format in VALIDATORS
+            for fault in VALIDATORS[file.format](file.path)
+        ]
 
 
 def parse_filter(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runners.training.named_means import MOST_NAMES, NAME_CHARS, means_by_name
+from runners.campaigns.named_means import MOST_NAMES, NAME_CHARS, means_by_name
 
 
 def test_a_mean_is_over_the_rollouts_that_have_the_name() -> None:

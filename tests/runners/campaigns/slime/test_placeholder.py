@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runners.records.routing import RoutingShape
-from runners.training.placeholder import (
+from runners.campaigns.slime.placeholder import (
     PROMPT_TOKENS,
     constant_placeholder,
     prompt_placeholder,
     read_pad_token,
 )
+from runners.records.routing import RoutingShape
 
 
 def model(tmp_path: Path, **config: Any) -> Path:

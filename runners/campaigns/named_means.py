@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from runners.records.printable import make_printable
+from runners.records.text import make_printable
 
 MOST_NAMES = 64
 NAME_CHARS = 64
