@@ -27,13 +27,13 @@ NAME, ARGUMENTS, RAW_REASON = 128, 8192, 128
 SUMMED_COUNTERS = (
     *("forks", "ambiguous", "retokenization_mismatches", "parser_fallbacks", "routing_missing"),
     *("engine_retries", "pushed_back", "unknown_keys", "compactions_missed"),
+    "recovered_calls",
 )
 """Their sum over a step's rollouts (``rollout/NAME`` of its metrics) is 0 when all is well."""
 
 STORED_COUNTERS = (
     *SUMMED_COUNTERS,
     *("branches", "breaks", "retries", "tools_changed", "ignored", "over_limit"),
-    "recovered_calls",
     *("failed_service", "recovered_kinds"),
 )
 """Part of a rollout's record: they cannot be computed from its stored turns, or only at a cost."""
