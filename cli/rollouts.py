@@ -56,7 +56,7 @@ BranchKind = Annotated[
     str | None,
     typer.Option(
         metavar="KIND",
-        help="Only those with such a branch: subagent, compaction, side or wipe.",
+        help="Only those with such a branch: subagent, compaction, side, wipe or edit.",
         show_default=False,
     ),
 ]

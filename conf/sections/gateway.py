@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from conf.sections.section import BaseUrl, Port, Section
 
 LAST_PORT = 65535
+ControlText = Literal["text", "tokens"]
 MODEL = "policy"
 """The one name that ``GET /v1/models`` lists; a request may name any other."""
 
@@ -81,5 +82,10 @@ class GatewayConfig(Section):
     record_wire: bool = False
     """Also store each turn's request and answer as they were on the wire: headers, cache_control,
     metadata; secrets are hidden (docs/look_at_a_run.md).
+    """
+    control_text: ControlText = "text"
+    """Ids of content that spells a control token (``<|im_end|>`` in a tool's result): ``text``: of
+    its letters, so that content never passes for a turn; ``tokens``: that of the control token, as
+    in engines that tokenise a whole conversation.
     """
     limits: TextLimitsConfig

@@ -55,7 +55,9 @@ class SegmentsFanoutConfig(Section):
     long_final: LongFinal = "cut"
     """Treatment of a longer final segment: ``cut`` leaves out its tail, ``drop`` all of it."""
     max_segments: PositiveInt | None = 8
-    """Of more segments, the final one and the first others are kept; null: no cap."""
+    """Of more segments these are kept: the final one, the one with the most sampled tokens, and the
+    first others, those that ended in an ``edit`` last; null: no cap.
+    """
     train_compaction: bool = True
     """Train the summaries that replaced a conversation's history."""
     train_subagents: bool = True

@@ -6,6 +6,7 @@ nothing is None.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, get_args
 
@@ -63,6 +64,7 @@ def step_metrics(
             f"rollout/{name}": sum(_session_counter(record, name) for record in graded)
             for name in SUMMED_COUNTERS
         },
+        **_echo_metrics(graded),
         "rollout/groups": len({key_of(record) for record in step.records}),
         "rollout/groups_dropped": len(step.groups.without_baseline),
         "rollout/groups_flat": len(step.groups.flat),
@@ -85,6 +87,15 @@ def step_metrics(
         "tokens/per_s": sampled / max(rollout_s, 1e-9),
         "time/rollout_s": rollout_s,
     }
+
+
+def _echo_metrics(graded: Iterable[RolloutRecord]) -> dict[str, int]:
+    """Return how many answers came back in another form, by what the program did to it."""
+    found = Counter[str]()
+    for record in graded:
+        found.update(record.extra.get("session", {}).get("mechanical", {}))
+    named = {f"echo/mechanical/{name}": count for name, count in sorted(found.items())}
+    return {"echo/mechanical": found.total(), **named}
 
 
 def _metrics_by_set(

@@ -99,11 +99,12 @@ async def serve(
     be had, and StoreError when the disk fails: a gateway that cannot keep turns ends.
     """
     tokenizer, replica = settings.tokenizer, settings.replica
-    work = None if tokenizer is None else make_text_work(tokenizer, settings.renderer)
+    family = settings.renderer, settings.control_text
+    work = None if tokenizer is None else make_text_work(tokenizer, *family)
     parser = _server_parsers(settings) if settings.renderer == CHAT_TEMPLATE else None
     turn_log = AsyncTurnLog()
     engine = _engine(settings, hooks, turn_log)
-    pool = TextPool(tokenizer, settings.renderer, settings.limits) if hooks.text_processes else None
+    pool = TextPool(tokenizer, *family, settings.limits) if hooks.text_processes else None
     texts = Texts(work, settings.limits, pool)
     services = SessionServices(
         engine,

@@ -27,7 +27,7 @@ from conf.sections.engine import (
     SglangEngineConfig,
     SglangLaunchEngineConfig,
 )
-from conf.sections.gateway import GatewayLimitsConfig
+from conf.sections.gateway import ControlText, GatewayLimitsConfig
 from conf.sections.scenario import compaction_window
 from conf.sections.training import SlimeTrainerConfig
 from runners.records.routing import RoutingShape
@@ -91,6 +91,8 @@ class GatewaySettings(BaseModel):
     """Directory that holds ``tokenizer.json``; None: the engine takes texts."""
     renderer: str
     """As ``model.renderer``."""
+    control_text: ControlText = "text"
+    """As in ``gateway``."""
     max_context_tokens: PositiveInt
     sampling: SessionSampling
     """Defaults: the creation of a session can change them."""
@@ -160,6 +162,7 @@ class GatewaySettings(BaseModel):
             reasoning_parser=parsers.reasoning_parser if parsers else None,
             tokenizer=tokenizer,
             renderer=config.model.renderer,
+            control_text=config.gateway.control_text,
             max_context_tokens=config.model.max_context_tokens,
             sampling=SessionSampling(
                 sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_new_tokens

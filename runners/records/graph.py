@@ -337,12 +337,19 @@ def _unusable(segment: Segment, config: FanoutConfig) -> DropReason | None:
 
 
 def _capped(kept: list[Segment], most: int | None) -> list[Segment]:
-    """Return the final segment and the first others, ``most`` in total, in their order."""
+    """Return ``most`` segments in their order: the final one, the one with the most sampled tokens,
+    and of the others the first. Those of kind ``edit`` come last: a policy that tampers with its
+    program could make any number of them.
+    """
     if most is None or len(kept) <= most:
         return kept
-    finals = sum(segment.kind == "final" for segment in kept)  # 0 if it was dropped, else 1
-    head = [segment.index for segment in kept if segment.kind != "final"][: most - finals]
-    return [segment for segment in kept if segment.kind == "final" or segment.index in head]
+    longest = max(kept, key=_sampled)
+
+    def rank(segment: Segment) -> tuple[bool, bool, bool]:
+        return segment.kind != "final", segment is not longest, segment.kind == "edit"
+
+    few = {segment.index for segment in sorted(kept, key=rank)[:most]}
+    return [segment for segment in kept if segment.index in few]
 
 
 def _on_main_thread(segment: Segment) -> bool:

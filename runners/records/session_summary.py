@@ -27,14 +27,14 @@ NAME, ARGUMENTS, RAW_REASON = 128, 8192, 128
 SUMMED_COUNTERS = (
     *("forks", "ambiguous", "retokenization_mismatches", "parser_fallbacks", "routing_missing"),
     *("engine_retries", "pushed_back", "unknown_keys", "compactions_missed"),
-    "recovered_calls",
+    *("recovered_calls", "edits", "tools_added", "forged_controls"),
 )
 """Their sum over a step's rollouts (``rollout/NAME`` of its metrics) is 0 when all is well."""
 
 STORED_COUNTERS = (
     *SUMMED_COUNTERS,
     *("branches", "breaks", "retries", "tools_changed", "ignored", "over_limit"),
-    *("failed_service", "recovered_kinds"),
+    *("failed_service", "recovered_kinds", "mechanical"),
 )
 """Part of a rollout's record: they cannot be computed from its stored turns, or only at a cost."""
 

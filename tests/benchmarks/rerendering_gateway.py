@@ -45,7 +45,7 @@ def make_app(work: TextWork, engine: HttpEngine, bytes_per_token: float | None) 
         read_of = sent if bytes_per_token is None else SMALL
         parsed = anthropic.TURN.parse_request(read_of, request.headers)
         asked, builder = parsed.request, parsed.builder
-        prompt = work.render(group_messages(asked.pieces), asked.tools)
+        prompt = work.render(group_messages(asked.pieces), asked.tools).ids
         ids = np.array(prompt, np.int32)
         if bytes_per_token is not None:
             length, key = int(len(sent) / bytes_per_token), request.headers["x-api-key"]
@@ -86,7 +86,7 @@ async def serve() -> None:
     settings = GatewaySettings.model_validate(received)
     assert settings.tokenizer is not None
     engine = HttpEngine(settings.engine_url)
-    work = make_text_work(Path(settings.tokenizer), settings.renderer)
+    work = make_text_work(Path(settings.tokenizer), settings.renderer, settings.control_text)
     app = make_app(work, engine, bytes_per_token)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)

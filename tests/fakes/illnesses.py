@@ -99,6 +99,10 @@ ILLNESSES: Mapping[str, tuple[str, Change]] = {
         "no_compaction",
         _share_of_graded("rollout/compactions_missed", 0.2, "rollout/turns_mean"),
     ),
+    "edits beyond the cap": (
+        "edited_history",
+        _set(rollout__edits=3.0, fanout__dropped_many=1.0),
+    ),
     "a policy without entropy": (
         "entropy_collapse",
         _set(policy__entropy=1e-5, train__solve_rate=0.3),

@@ -39,6 +39,9 @@ class SessionCounters(EngineCallCounters):
     """Requests for a turn beyond the session's budget of turns or history."""
     tools_changed: int = 0
     """Turns whose tools differ from those of the turn that they continue."""
+    forged_controls: int = 0
+    """Control tokens that content spelled (``<|im_end|>`` in a tool's result): they are plain text.
+    """
     tools_added: int = 0
     """Turns that begin a chain because the prompt before does not show all of their tools."""
     compactions_missed: int = 0
@@ -53,6 +56,10 @@ class SessionCounters(EngineCallCounters):
     """
     unknown_keys: int = 0
     """The latter, all of them."""
+    edits: int = 0
+    """Answers that the agent program changed, so that a chain forks."""
+    mechanical: Counter[str] = field(default_factory=Counter)
+    """Answers that came back in another form, by what was done to it (``tree/echoes.Change``)."""
     breaks: list[dict[str, Any]] = field(default_factory=list)
     """Every turn that left some of its thread's history behind: ``turn, thread, kind, reason,
     message``, and the first token that differs: ``token, before, after``.

@@ -156,6 +156,7 @@ class Session:
             "branches": dict(self.counters.branches),
             "recovered_kinds": dict(self.counters.recovered_kinds),
             "ignored": dict(self.counters.ignored),
+            "mechanical": dict(self.counters.mechanical),
             "over_limit": self.budget.over_limit,
             "failed_service": self.failures.latest,
             "routing_missing": self._routing.missing,
@@ -244,7 +245,7 @@ class Session:
         self._prepared.clear()
 
     def _make_branches(self) -> Branches:
-        return Branches(self.id, self._services.texts)
+        return Branches(self.id, self._services.texts, self.counters.mechanical)
 
     def _check_history(self, prepared: PreparedRequest) -> None:
         """Raise OverLimit if the session holds as much as it may, or would with this request."""
@@ -492,6 +493,8 @@ class Session:
         counters.recovered_calls += len(answer.recovered)
         counters.recovered_kinds.update(answer.recovered)
         counters.tools_changed += place.tools_changed
+        counters.forged_controls += place.forged
+        counters.edits += left is not None and left.kind == "edit"
         counters.tools_added += left is not None and left.kind == "tools"
         counters.compactions_missed += self._compactions.add_turn(turn)
         if left is not None:

@@ -19,7 +19,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from conf.errors import AgentrlError, ExitCode
-from conf.sections.gateway import GatewayLimitsConfig
+from conf.sections.gateway import ControlText, GatewayLimitsConfig
 from runners.gateway.refusal import OverLimit, RefusalKind, Refused
 from runners.gateway.texts.text_worker import LENGTH_BYTES, encode_message
 from runners.system.processes import child_environment
@@ -102,7 +102,13 @@ class _Worker:
 class TextPool:
     """The processes of one gateway."""
 
-    def __init__(self, tokenizer: Path | None, renderer: str, limits: GatewayLimitsConfig) -> None:
+    def __init__(
+        self,
+        tokenizer: Path | None,
+        renderer: str,
+        control_text: ControlText,
+        limits: GatewayLimitsConfig,
+    ) -> None:
         """Remember what they need; nothing is started before the first job.
 
         ``tokenizer`` None: they parse requests only.
@@ -110,6 +116,7 @@ class TextPool:
         self._settings = {
             "tokenizer": None if tokenizer is None else str(tokenizer),
             "renderer": renderer,
+            "control_text": control_text,
             "limits": limits.model_dump(),
         }
         self._limits = limits

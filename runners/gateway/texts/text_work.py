@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conf.sections.gateway import GatewayLimitsConfig
+from conf.sections.gateway import ControlText, GatewayLimitsConfig
 from runners.gateway.calls.families import PARSERS
 from runners.gateway.calls.values import Tools
 from runners.gateway.conversation import TurnRequest
@@ -26,6 +26,7 @@ from runners.gateway.refusal import (
 )
 from runners.gateway.request_limits import check_json_shape
 from runners.gateway.texts.chat_template import make_renderer
+from runners.gateway.texts.control_text import ContentGuard, MarkedTokenizer
 from runners.gateway.texts.request_cache import (
     Continuation,
     KnownBody,
@@ -54,13 +55,31 @@ class OutputText:
     """Encoding their text gives the same tokens."""
 
 
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """Messages as ids."""
+
+    ids: list[int]
+    forged: int
+    """Control tokens that were spelled in them and are plain text."""
+
+
 class TextWork:
     """The functions of one policy's tokenizer and renderer; it has no state."""
 
-    def __init__(self, tokenizer: Tokenizer, renderer: Renderer, family: str) -> None:
-        """``family``: ``model.renderer``, whose parser reads what is sampled."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        renderer: Renderer,
+        family: str,
+        guard: ContentGuard | None = None,
+    ) -> None:
+        """``family``: ``model.renderer``, whose parser reads what is sampled. ``guard`` needs a
+        renderer with a ``MarkedTokenizer``; None: content may have control tokens.
+        """
         self._tokenizer = tokenizer
         self._renderer = renderer
+        self._guard = guard
         self._parser = PARSERS[family]
         kept = set(tokenizer.convert_tokens_to_ids(self._parser.kept_stops))
         self._ends = frozenset(renderer.get_stop_token_ids()) - kept
@@ -73,12 +92,16 @@ class TextWork:
         """Return the text of token ids, special tokens written out."""
         return self._tokenizer.decode(list(ids))
 
-    def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[int]:
-        """Return the ids of a whole conversation; raises Refused if the template refuses it."""
+    def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> Rendered:
+        """Return a whole conversation as ids; raises Refused if the template refuses it."""
+        forged = 0
+        if self._guard is not None:
+            (messages, tools), forged = self._guard.guard([messages, tools])
         try:
-            return self._renderer.render_ids(
+            ids = self._renderer.render_ids(
                 messages, tools=tools or None, add_generation_prompt=True
             )
+            return Rendered(ids, forged)
         except ValueError as error:
             raise Refused(
                 RefusalKind.INVALID, f"messages: the model's template refuses them: {error}"
@@ -90,7 +113,7 @@ class TextWork:
         prompt_length: int,
         messages: list[dict[str, Any]],
         tools: list[dict[str, Any]],
-    ) -> list[int] | str:
+    ) -> Rendered | str:
         """Return the ids that continue a turn, after ``path``: its prompt (``prompt_length`` ids)
         and its sampled output; or the reason why there are none. ``messages`` begin with an input;
         turns of the assistant among them are rendered as the template renders a history.
@@ -98,6 +121,9 @@ class TextWork:
         Checks that the new prompt begins with the path as it was, whatever the renderer returns:
         the first promise of docs/architecture.md.
         """
+        forged = 0
+        if self._guard is not None:
+            messages, forged = self._guard.guard(messages)
         said = (at for at, message in enumerate(messages) if message["role"] == "assistant")
         inputs = messages[: next(said, len(messages))]
         bridged = self._renderer.bridge_to_next_turn(
@@ -108,7 +134,10 @@ class TextWork:
         if bridged.token_ids[: len(path)] != path:
             return "the renderer's continuation changes tokens already seen"
         added = bridged.token_ids[len(path) :]
-        return added if len(inputs) == len(messages) else self._go_on(added, inputs, messages)
+        if len(inputs) < len(messages):
+            gone_on = self._go_on(added, inputs, messages)
+            return gone_on if isinstance(gone_on, str) else Rendered(gone_on, forged)
+        return Rendered(added, forged)
 
     def _go_on(
         self, added: list[int], inputs: list[dict[str, Any]], messages: list[dict[str, Any]]
@@ -153,10 +182,14 @@ class TextWork:
         return ParsedResponse("", tool_calls=[ToolCall(raw, status="unparsed")])
 
 
-def make_text_work(tokenizer_dir: Path, renderer: str) -> TextWork:
+def make_text_work(tokenizer_dir: Path, renderer: str, control_text: ControlText) -> TextWork:
     """Return the work with the tokenizer in a directory; raises ConfigError."""
     tokenizer = load_tokenizer(tokenizer_dir)
-    return TextWork(tokenizer, make_renderer(tokenizer, renderer, tokenizer_dir), renderer)
+    if control_text == "tokens":
+        return TextWork(tokenizer, make_renderer(tokenizer, renderer, tokenizer_dir), renderer)
+    marked = MarkedTokenizer(tokenizer)
+    guard = ContentGuard(tokenizer)
+    return TextWork(tokenizer, make_renderer(marked, renderer, tokenizer_dir), renderer, guard)
 
 
 def parse_request(

@@ -74,12 +74,13 @@ def do_job(
     assert work is not None
     match job["kind"]:
         case "render":
-            return pack_ids(work.render(job["messages"], job["tools"]))
+            rendered = work.render(job["messages"], job["tools"])
+            return pack_ids(rendered.ids), rendered.forged
         case "extend":
             found = work.extend(
                 unpack_ids(job["path"]), job["prompt_length"], job["messages"], job["tools"]
             )
-            return found if isinstance(found, str) else pack_ids(found)
+            return found if isinstance(found, str) else (pack_ids(found.ids), found.forged)
         case "read_output":
             read = work.read_output(unpack_ids(job["ids"]), job["tools"], job["prompt"])
             parsed = read.parsed
@@ -119,7 +120,8 @@ def main() -> int:
     settings, _ = read_message(jobs)
     limits = GatewayLimitsConfig.model_validate(settings["limits"])
     tokenizer = settings["tokenizer"]
-    work = None if tokenizer is None else make_text_work(Path(tokenizer), settings["renderer"])
+    family = settings["renderer"], settings["control_text"]
+    work = None if tokenizer is None else make_text_work(Path(tokenizer), *family)
     os.nice(NICENESS)
     _limit_memory(limits.text_mb << 20)
     # Its own end for a job that never ends, should the gateway be gone by then; the default action

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from runners.gateway.texts.text_work import (
     parse_continuation,
     parse_request,
 )
-from runners.gateway.texts.text_worker import pack_ids, unpack_ids
+from runners.gateway.texts.text_worker import pack_ids
 from runners.records.record import IdArray
 from runners.records.tokenizer import ParsedResponse, ToolCall
 
@@ -66,7 +67,18 @@ NEAR_TAIL = 32
 SHORT_OUTPUT = 2048
 """Tokens of an answer that is parsed at once."""
 
-NO_IDS: IdArray = np.empty(0, np.int32)
+
+@dataclass(frozen=True, slots=True)
+class PromptIds:
+    """A prompt, or the end of one."""
+
+    ids: IdArray
+    """int32 [n]"""
+    forged: int = 0
+    """Control tokens that are spelled in its content, as plain text."""
+
+
+NO_IDS = PromptIds(np.empty(0, np.int32))
 
 _ATTRIBUTION = ("x-claude-code-", "x-codex-", "x-openai-", "session-id", "thread-id")
 """Beginnings of the headers that parsers read; the key is not among them."""
@@ -165,8 +177,8 @@ class Texts:
             known.add(read, found)
         return parsed
 
-    async def render(self, session_id: str, request: TurnRequest) -> IdArray:
-        """Return the ids of a whole conversation, int32 [n]; raises Refused."""
+    async def render(self, session_id: str, request: TurnRequest) -> PromptIds:
+        """Return a whole conversation as ids; raises Refused."""
         work = self._work
         if work is None:
             return NO_IDS
@@ -174,10 +186,11 @@ class Texts:
         values = (*request.tools, *(piece.arguments for piece in request.pieces))
         size = _size(request.pieces) + _size_of_values(values)
         if self._pool is None or size <= SHORT_TEXT:
-            ids = await self._at_once(session_id, lambda: work.render(messages, request.tools))
-            return np.array(ids, np.int32)
+            made = await self._at_once(session_id, lambda: work.render(messages, request.tools))
+            return PromptIds(np.array(made.ids, np.int32), made.forged)
         job = {"kind": "render", "messages": messages, "tools": request.tools}
-        return np.frombuffer(await self._run(session_id, job), np.int32)
+        packed, forged = await self._run(session_id, job)
+        return PromptIds(np.frombuffer(packed, np.int32), forged)
 
     async def extend(
         self,
@@ -186,10 +199,8 @@ class Texts:
         prompt_length: int,
         request: TurnRequest,
         first_new_piece: int,
-    ) -> IdArray | str:
-        """Return the ids that continue ``path``, int32, or why there are none; see
-        ``TextWork.extend``.
-        """
+    ) -> PromptIds | str:
+        """Return the ids that continue ``path``, or why there are none; see ``TextWork.extend``."""
         work = self._work
         if work is None:
             return NO_IDS
@@ -198,7 +209,6 @@ class Texts:
         start = self._tail_start(path[:prompt_length])
         tail = path[start or 0 :]
         held = prompt_length - (start or 0)
-        found: list[int] | str
         values = [piece.arguments for piece in pieces]
         if any(piece.references for piece in pieces):
             values += request.tools
@@ -214,8 +224,12 @@ class Texts:
             sent = await self._run(
                 session_id, {**job, "messages": messages, "tools": request.tools}
             )
-            found = sent if isinstance(sent, str) else unpack_ids(sent)
-        return found if isinstance(found, str) else np.array(found, np.int32)
+            if isinstance(sent, str):
+                return sent
+            return PromptIds(np.frombuffer(sent[0], np.int32), sent[1])
+        if isinstance(found, str):
+            return found
+        return PromptIds(np.array(found.ids, np.int32), found.forged)
 
     async def read_output(
         self, session_id: str, ids: list[int], tools: list[dict[str, Any]], prompt: IdArray

@@ -9,6 +9,7 @@ belongs to the main thread, unless it shows otherwise (``branch_names.py``).
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from runners.gateway.conversation import SYSTEM_PROMPT, Answer, Piece, TurnRequest
-from runners.gateway.texts.texts import Texts
+from runners.gateway.texts.texts import PromptIds, Texts
 from runners.gateway.tree.branch_names import BranchName, BranchNames
 from runners.gateway.tree.dispatches import CALL_THREAD
 from runners.gateway.tree.growing_ids import GrowingIds
@@ -95,6 +96,8 @@ class Placement:
     """The request, with the ids that were issued where the program has rewritten them in what is
     new.
     """
+    forged: int
+    """Control tokens that the new content spells."""
     difference: dict[str, Any] = field(default_factory=dict)
     """The first token that differs from what is left behind, and the texts there: ``token``,
     ``before``, ``after``; of an edit those of the turn.
@@ -123,12 +126,15 @@ class _Continuation:
     """The end of the path that the request was compared with."""
     request: TurnRequest | None = None
     """See ``Placement.request``; None if it is as it came."""
+    forged: int = 0
 
 
 class Branches:
     """The turn tree of a session as its requests see it; grows by ``add_turn`` only."""
 
-    def __init__(self, session_id: str, texts: Texts) -> None:
+    def __init__(self, session_id: str, texts: Texts, changes: Counter[str] | None = None) -> None:
+        """Begin a tree; ``changes`` counts what is done to the form of answers that come back."""
+        self._changes: Counter[str] = Counter() if changes is None else changes
         self.graph = TurnGraph()
         self.pieces = 0
         """Parts that the tree holds."""
@@ -175,9 +181,10 @@ class Branches:
             hidden = _tool_names(request) - _shown_tools(found.parent, found, request)
             if hidden:
                 found = _begin_anew(found, hidden)
-        prompt = found.prompt
+        prompt, forged = found.prompt, found.forged
         if prompt is None:
-            prompt = await self._texts.render(self._session_id, request)
+            rendered = await self._texts.render(self._session_id, request)
+            prompt, forged = rendered.ids, rendered.forged
         history_break, tip = self._find_break(prepared, name, found)
         return Placement(
             parent=found.parent,
@@ -186,6 +193,7 @@ class Branches:
             name=name,
             history_break=history_break,
             request=found.request or request,
+            forged=forged,
             tools_changed=found.parent is not None and found.parent.tools != request.tools,
             difference=self._find_difference(history_break, tip, prompt)
             if history_break and tip
@@ -247,16 +255,17 @@ class Branches:
         if best is None:
             return _Continuation(None, 0, None, None, None)
         self._names.add_rewritten_ids(matcher.rewritten_ids)
+        self._changes.update(matcher.changes)
         tip, match = best
         mismatch = match.mismatch
         if match.next_part is not None:
             parent = self._nodes[tip.node.ancestor(match.depth).index]
             first = match.next_part.first_piece
             request = self._restore_ids(prepared, parent, first)
-            prompt = await self._bridge(parent, request, first)
-            if not isinstance(prompt, HistoryBreak):
-                return _Continuation(parent, first, prompt, mismatch, tip, request)
-            mismatch = mismatch or prompt
+            made = await self._bridge(parent, request, first)
+            if not isinstance(made, HistoryBreak):
+                return _Continuation(parent, first, made.ids, mismatch, tip, request, made.forged)
+            mismatch = mismatch or made
         return _Continuation(None, 0, None, mismatch, tip)
 
     def _parts_of(self, node: TurnNode) -> tuple[Part, ...]:
@@ -264,7 +273,7 @@ class Branches:
 
     async def _bridge(
         self, parent: PathNode, request: TurnRequest, first_new_piece: int
-    ) -> IdArray | HistoryBreak:
+    ) -> PromptIds | HistoryBreak:
         """Return the prompt that continues a turn token by token, or why there is none."""
         memory, path = self._paths.get(parent) or (GrowingIds(), parent.node.tokens())
         added = await self._texts.extend(
@@ -272,7 +281,7 @@ class Branches:
         )
         if isinstance(added, str):
             return HistoryBreak("renderer", added)
-        return memory.append(path, added)
+        return PromptIds(memory.append(path, added.ids), added.forged)
 
     def _restore_ids(self, prepared: PreparedRequest, parent: PathNode, first: int) -> TurnRequest:
         """Return the request with the ids that were issued in those of its pieces that are new."""

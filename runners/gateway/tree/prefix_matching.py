@@ -25,7 +25,7 @@ from runners.gateway.conversation import (
     hash_keys,
 )
 from runners.gateway.dialects.append_only_list import AppendOnlyList
-from runners.gateway.tree.echoes import SAME, Echo, compare_echo, is_blank
+from runners.gateway.tree.echoes import SAME, Change, Echo, compare_echo, is_blank
 from runners.records.graph import TurnNode
 from runners.records.text import cut_excerpts
 
@@ -301,6 +301,8 @@ class PathMatcher:
         self._is_issued = is_issued
         self.rewritten_ids: dict[str, str] = {}
         """Ids that were issued, by what the program has made of them."""
+        self.changes: list[Change] = []
+        """Changes of form of the turns that came back so for the first time."""
 
     def match(self, tip: TurnNode, parts_of: Callable[[TurnNode], Sequence[Part]]) -> PrefixMatch:
         """Compare the request with the path from the root to ``tip``.
@@ -342,7 +344,10 @@ class PathMatcher:
         """Return how a part came back, which is the request's part ``at``; None if it did not."""
         if not (isinstance(known, AssistantPart) and isinstance(came, AssistantPart)):
             return SAME if known == came else None
+        is_new = came.key not in known.echoes
         echo = known.find_echo(came)
+        if is_new:
+            self.changes += echo.changes
         if echo.kind == "edit" or known.tool_ids == came.tool_ids:
             return None if echo.kind == "edit" else echo
         pairs = zip(known.tool_ids, came.tool_ids, strict=True)

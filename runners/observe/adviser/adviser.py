@@ -24,7 +24,12 @@ from runners.observe.adviser.policy import (
     find_refused_routing,
     find_staleness,
 )
-from runners.observe.adviser.rollouts import find_abort_storm, find_no_compaction, find_truncation
+from runners.observe.adviser.rollouts import (
+    find_abort_storm,
+    find_edits,
+    find_no_compaction,
+    find_truncation,
+)
 from runners.observe.adviser.signal import find_duplicates, find_flat_groups, find_reward_hacking
 from runners.records.store import RunStore
 
@@ -45,6 +50,7 @@ ILLNESSES: tuple[Callable[[History], Alarm | None], ...] = (
     find_flat_groups,
     find_truncation,
     find_no_compaction,
+    find_edits,
     find_duplicates,
     find_starved_training,
     find_starved_rollouts,

@@ -18,6 +18,9 @@ _RETRIES = 0.5
 _MISSED = 0.05
 """Share of turns beyond the window: a summary that fails once costs a few."""
 
+PROGRAMS_WITHOUT_EDITS = ("native", "claude_code", "codex", "mini_swe_agent")
+"""Kinds of ``harness`` in whose recorded sessions every answer comes back as it was sent."""
+
 _LIMITS: Mapping[str, str] = {
     OutcomeCode.BUDGET_TURNS: "harness.max_turns",
     OutcomeCode.BUDGET_TOKENS: "sampling.max_new_tokens, harness.max_tokens, or the window of a "
@@ -79,6 +82,29 @@ def find_abort_storm(history: History) -> Alarm | None:
             f"{again:,} calls of the engine were repeated in {name_steps(last)}, for {turns:,.0f} "
             "turns",
             _CAUSES[OutcomeCode.INFRA_MODEL],
+        )
+    return None
+
+
+def find_edits(history: History) -> Alarm | None:
+    """Find answers that came back changed: by a hook, or by a policy that reached its program."""
+    last = history.last(1)
+    edits, dropped = total(last, "rollout/edits"), total(last, "fanout/dropped_many")
+    if edits and dropped:
+        return Alarm(
+            "edited_history",
+            f"{dropped:,} segments are beyond fanout.max_segments in {name_steps(last)}, where the "
+            f"agent program changed {edits:,} answers",
+            "raise fanout.max_segments; agentrl rollouts RUN --kind edit shows what was changed",
+        )
+    program = history.key("harness.kind")
+    if edits and program in PROGRAMS_WITHOUT_EDITS:
+        return Alarm(
+            "edited_history",
+            f"{edits:,} answers came back changed in {name_steps(last)}, which {program} does not "
+            "do by itself",
+            "agentrl rollouts RUN --kind edit shows what was changed: a hook of yours does it, or "
+            "the policy has reached its program (docs/security.md)",
         )
     return None
 

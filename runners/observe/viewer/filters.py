@@ -37,8 +37,10 @@ KINDS = {
     "compaction": f"{_BRANCHES.format('compaction')} > 0",
     "side": f"{_BRANCHES.format('side')} > 0",
     "wipe": f"{_BRANCHES.format('main')} > 1",
+    "edit": "json_extract(extra, '$.session.edits') > 0",
 }
-"""Kinds of branches that a rollout may have; ``wipe``: a history of the main thread was replaced.
+"""Kinds of branches that a rollout may have; ``wipe``: a history of the main thread was replaced;
+``edit``: an answer came back changed.
 """
 DURATION = "json_extract(timings, '$.total')"
 """Seconds of an attempt."""

@@ -29,7 +29,7 @@ def emitted(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     records = [
         replace(
             record,
-            extra={TASK_SET: "NAME"},
+            extra={TASK_SET: "NAME", "session": {"mechanical": {"NAME": 1}}},
             verdict={"rewards": {"NAME": 0.5}},
             reward_parts={"NAME": 1.0},
         )

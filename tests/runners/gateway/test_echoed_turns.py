@@ -273,3 +273,14 @@ async def test_a_deferred_tool_that_a_server_would_find_is_shown(
     server = {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}
     await agent.ask([{"role": "user", "content": "Go."}], tools=[server, later])
     assert "pattern" in engine.tokenizer.decode(engine.seen.requests[0]["input_ids"])
+
+
+async def test_what_is_done_to_the_form_of_an_answer_is_counted_once(talk: Conversation) -> None:
+    (issued,) = await talk.begin(call("Bash", command="cd /w && ls  \n"))
+    talk.turns += [("said", [call("Bash", issued, command="ls\n")]), ("results", [(issued, "ok")])]
+    await talk.ask(say("Done."))
+    talk.turns += [("said", [text("Done.")]), ("user", "More.")]
+    await talk.ask(say("Enough."))
+    stats = await talk.agent.stats()
+    assert stats["mechanical"] == {"leading_cd": 1, "trailing_space": 1}
+    assert (stats["edits"], stats["breaks"]) == (0, [])

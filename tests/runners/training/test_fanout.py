@@ -177,7 +177,7 @@ def test_an_advantage_of_zero_stays_exactly_zero(turns: list[Turn], fanout: Fano
 
 
 @given(graphs(), st.sampled_from(REWARDS), st.integers(1, 4), st.integers(1, 40))
-def test_caps_keep_the_head_and_the_final(
+def test_caps_keep_the_final_the_most_sampled_and_the_head(
     turns: list[Turn], reward: RewardShare, most: int, longest: int
 ) -> None:
     chains = build_segments(turns)
@@ -185,7 +185,10 @@ def test_caps_keep_the_head_and_the_final(
     fan = fan_out("r", chains, 1.0, capped)
     fitting = [c for c in chains if c.loss_mask.any() and len(c.tokens) <= longest]
     finals = [c.index for c in fitting if c.kind == "final"]
-    head = [c.index for c in fitting if c.kind != "final"][: most - len(finals)]
+    sampled = {c.index: int(c.loss_mask.sum()) for c in fitting}
+    first = [max(sampled, key=lambda index: sampled[index])] if sampled else []
+    others = dict.fromkeys([*finals, *first, *sampled])
+    head = [index for index in others if index not in finals][: most - len(finals)]
     kept = [c.index for c in chains for s in fan.samples if s.tokens is c.tokens]
     assert kept == sorted(finals + head)
     assert len(kept) == min(most, len(fitting))
@@ -333,3 +336,15 @@ def test_the_shares_of_kept_segments_sum_to_one() -> None:
 def test_a_rollout_without_segments_is_no_sample() -> None:
     for reward in REWARDS:
         assert fan_out("r", [], 1.0, config(reward)) == FanOut([], [], Counter())
+
+
+@pytest.mark.parametrize(("most", "kept"), [(1, [6]), (2, [3, 6]), (4, [1, 3, 5, 6])])
+def test_chains_that_ended_in_an_edit_push_no_other_over_the_cap(
+    most: int, kept: list[int]
+) -> None:
+    sampled = {0: ("edit", 1), 1: ("wipe", 1), 2: ("edit", 1), 3: ("edit", 9), 4: ("edit", 1)}
+    chains = [chain(index, kind, "main", n) for index, (kind, n) in sampled.items()]  # type: ignore[arg-type]
+    chains += [chain(5, "subagent", "a1", 1), chain(6, "final", "main", 2)]
+    fan = fan_out("r", chains, 1.0, config(max_segments=most))
+    assert [c.index for c in chains for s in fan.samples if s.tokens is c.tokens] == kept
+    assert fan.dropped == Counter(many=7 - most)

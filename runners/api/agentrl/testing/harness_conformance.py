@@ -51,7 +51,7 @@ class HarnessConformance(PluginTests, LoopTests):
     take all of them, and to ask for no more.
     """
     segments: ClassVar[Mapping[str, int]] = {"final": 1}
-    """Expected segments by kind: final, subagent, side, compaction, wipe."""
+    """Expected segments by kind: final, subagent, side, compaction, wipe, edit."""
     deadline_s: ClassVar[float] = 2.0
     """Deadline of a rollout whose model does not answer."""
     grace_s: ClassVar[float] = 20.0

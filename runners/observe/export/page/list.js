@@ -131,7 +131,7 @@ async function move(by) {
 
 const SORTS = [["run", "in order"], ["-reward", "highest reward"], ["reward", "lowest reward"], ["-advantage", "highest advantage"], ["advantage", "lowest advantage"],
   ["-turns", "most turns"], ["turns", "fewest turns"], ["-tokens", "most tokens"], ["tokens", "fewest tokens"], ["-duration", "slowest"], ["duration", "fastest"], ["-branches", "most branches"], ["task", "by task"], ["outcome", "by outcome"]];
-const KINDS = [["subagent", "with sub-agents"], ["compaction", "with a compaction"], ["side", "with side requests"], ["wipe", "with a replaced history"]];
+const KINDS = [["subagent", "with sub-agents"], ["compaction", "with a compaction"], ["side", "with side requests"], ["wipe", "with a replaced history"], ["edit", "with a changed answer"]];
 
 function options(select, first, values) {
   select.replaceChildren(...(first === null ? [] : [make("option", { value: "" }, first)]), ...values.map(([value, name]) => make("option", { value }, name)));

@@ -5,7 +5,7 @@
 const GROUPS = ["scenario", "model", "engine", "sandbox", "harness", "task", "trainer"];
 const SPLITS = { train: "training", eval: "evaluation" };
 const SERIES = ["blue", "orange", "green", "vermillion", "purple", "sky", "grey", "yellow"]; // those after the eighth are dashed
-const SEGMENTS = { final: "blue", wipe: "grey", subagent: "purple", compaction: "orange", side: "green" };
+const SEGMENTS = { final: "blue", wipe: "grey", edit: "vermillion", subagent: "purple", compaction: "orange", side: "green" };
 const FEW = 30; // most flips that are listed unfolded
 const MEANS = {
   policy: "the policy's own end: graded, trained", budget: "a limit ended it: graded like any other", infra: "a service failed: no reward, retried",

@@ -26,10 +26,10 @@ from runners.gateway.refusal import OverLimit, RefusalKind, Refused
 from runners.gateway.texts.json_text import find_items, find_list
 from runners.gateway.texts.request_cache import RequestCache
 from runners.gateway.texts.text_pool import TextFailed, TextPool
-from runners.gateway.texts.text_work import TextWork, parse_request
+from runners.gateway.texts.text_work import TextWork, make_text_work, parse_request
 from runners.gateway.texts.texts import FEW_VALUES, SHORT_PATH, SHORT_TAIL, SHORT_TEXT, SLICE, Texts
 from runners.records.record import IdArray
-from runners.records.tokenizer import load_renderer, load_tokenizer
+from runners.records.tokenizer import load_tokenizer
 from tests.fakes.running_gateway import TOOLS, Gateway, make_limits, user
 
 LINE = 'def add(a, b):\n    return a - b  # "é", \\u00e9 <|im_end|> <tool_call>\n'
@@ -40,14 +40,13 @@ ODD_NUMBERS = '{"a": NaN, "b": 1e999, "c": 123456789012345678901234567890, "d": 
 @pytest.fixture(scope="module")
 def work(tokenizer_dir: Path) -> TextWork:
     """Return the work in this process."""
-    tokenizer = load_tokenizer(tokenizer_dir)
-    return TextWork(tokenizer, load_renderer(tokenizer, "qwen3"), "qwen3")
+    return make_text_work(tokenizer_dir, "qwen3", "text")
 
 
 @asynccontextmanager
 async def running_pool(tokenizer_dir: Path, limits: GatewayLimitsConfig) -> AsyncIterator[TextPool]:
     """Return processes, ended afterwards."""
-    pool = TextPool(tokenizer_dir, "qwen3", limits)
+    pool = TextPool(tokenizer_dir, "qwen3", "text", limits)
     try:
         yield pool
     finally:
@@ -191,8 +190,8 @@ async def test_long_texts_have_the_same_ids_in_another_process(
     async with running_pool(tokenizer_dir, limits) as pool:
         texts = Texts(work, limits, pool)
         request = request_of(LONG, "and this")
-        prompt = await texts.render("s", request)
-        rendered = work.render(group_messages(request.pieces), request.tools)
+        prompt = (await texts.render("s", request)).ids
+        rendered = work.render(group_messages(request.pieces), request.tools).ids
         assert prompt.tolist() == rendered
         assert pool.pids, "it was done in a process"
         output = spoken(
@@ -212,9 +211,9 @@ async def test_long_texts_have_the_same_ids_in_another_process(
         path = rendered + ids
         added = await texts.extend("s", to_ids(path), len(prompt), more, 2)
         assert not isinstance(added, str)
-        assert added.tolist() == work.extend(
-            path, len(prompt), group_messages(more.pieces[2:]), more.tools
-        )
+        alone_added = work.extend(path, len(prompt), group_messages(more.pieces[2:]), more.tools)
+        assert not isinstance(alone_added, str)
+        assert added.ids.tolist() == alone_added.ids
 
 
 @pytest.mark.integration
@@ -249,9 +248,9 @@ async def test_tools_of_many_values_are_rendered_in_a_process(
     limits, request = make_limits(), request_of("short")
     tool = {"type": "function", "function": {"name": "f", "parameters": {"enum": [1] * 1000}}}
     async with running_pool(tokenizer_dir, limits) as pool:
-        ids = await Texts(work, limits, pool).render("s", replace(request, tools=[tool]))
+        made = await Texts(work, limits, pool).render("s", replace(request, tools=[tool]))
         assert pool.pids
-    assert ids.tolist() == work.render(group_messages(request.pieces), [tool])
+    assert made.ids.tolist() == work.render(group_messages(request.pieces), [tool]).ids
 
 
 @pytest.mark.integration
@@ -319,7 +318,9 @@ async def test_a_long_history_is_continued_at_once_unless_its_end_must_be_search
     alone = work.read_output(output, request.tools, prompt)
     assert (read.parsed.content, read.retokenizes) == (alone.parsed.content, alone.retokenizes)
     messages = group_messages(request.pieces[1:])
-    assert added.tolist() == work.extend(prompt + output, length, messages, request.tools)
+    alone_added = work.extend(prompt + output, length, messages, request.tools)
+    assert not isinstance(alone_added, str)
+    assert added.ids.tolist() == alone_added.ids
 
 
 @pytest.mark.integration
@@ -336,7 +337,7 @@ async def test_a_process_that_is_killed_is_replaced_and_its_text_is_done_again(
         waiting = asyncio.create_task(texts.render("s", request))
         await asyncio.sleep(0)
         os.kill(first, signal.SIGKILL)  # as the kernel does at a limit on CPU time (ulimit -t)
-        assert (await waiting).tolist() == expected.tolist()
+        assert (await waiting).ids.tolist() == expected.ids.tolist()
         assert pool.pids != [first]
 
 
@@ -353,7 +354,7 @@ async def test_a_text_that_takes_too_long_is_given_up_and_the_next_one_is_done(
         with pytest.raises(OverLimit, match="takes more than 2 s") as refused:
             await texts.render("s", request_of(LONG))
         assert refused.value.kind is RefusalKind.TOO_LARGE
-        assert (await texts.render("s", request_of(LONG))).size
+        assert (await texts.render("s", request_of(LONG))).ids.size
 
 
 @pytest.mark.integration
@@ -380,7 +381,7 @@ async def test_memory_beyond_the_limit_ends_the_text_and_not_the_gateway(
     async with running_pool(tokenizer_dir, limits) as pool:
         with pytest.raises(TextFailed):
             await pool.run("s", {"kind": "render", "messages": [user("x" * 10**8)], "tools": []})
-        assert (await Texts(work, limits, pool).render("s", request_of(LONG))).size
+        assert (await Texts(work, limits, pool).render("s", request_of(LONG))).ids.size
 
 
 @pytest.mark.integration
@@ -403,9 +404,9 @@ async def test_a_session_has_one_text_at_work_and_another_session_does_not_wait_
         for pid in pids[1:]:
             os.kill(pid, signal.SIGCONT)
         os.kill(pids[0], signal.SIGCONT)
-        assert (await honest).size
+        assert (await honest).ids.size
         for task in attacks[1:]:
-            assert (await task).size
+            assert (await task).ids.size
 
 
 @pytest.mark.integration
@@ -428,6 +429,6 @@ async def test_a_turn_with_a_long_prompt_is_the_same_as_ever(
     text = make(LONG)
     answer = await agent.ask([user(text)], system=None, tools=None)
     assert answer["stop_reason"] == "end_turn"
-    expected = work.render([{"role": "user", "content": text}], [])
+    expected = work.render([{"role": "user", "content": text}], []).ids
     assert engine.seen.requests[-1]["input_ids"] == expected
     assert gateway.turns("s1")[0].prompt_new.tolist() == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from runners.gateway.conversation import Piece, TurnRequest
 from runners.gateway.dialects.append_only_list import AppendOnlyList
 from runners.gateway.tree.echoes import is_blank
 from runners.gateway.tree.prefix_matching import (
+    MAX_ECHOES,
     HistoryBreak,
     Part,
     PathMatcher,
@@ -223,3 +225,31 @@ def test_a_request_that_shares_its_beginning_is_prepared_as_if_alone(
     assert (found.keys, found.parts) == (alone.keys, alone.parts)
     assert found.fingerprint == alone.fingerprint
     assert match_prefix(path_of(turns), found) == match_prefix(path_of(turns), alone)
+
+
+class CountedPieces(tuple[Piece, ...]):
+    """The pieces of an answer, which count how often they are compared."""
+
+    compared = 0
+
+    def __iter__(self) -> Iterator[Piece]:
+        type(self).compared += 1
+        return super().__iter__()
+
+
+def test_a_turn_is_compared_once_in_each_form_in_which_it_comes_back() -> None:
+    asked, said = Piece(0, "user", "text", "go"), Piece(0, "assistant", "text", "a")
+    known = answer_part(CountedPieces([said]), [])
+    path = [[parts_of([asked])[0].part, known]]
+    CountedPieces.compared, seen = 0, []
+    for words in ("a", " a", "b", "a", " a", "b", "a"):
+        echoed = prepare([asked, replace(said, text=words), asked])
+        seen.append((words, match_prefix(path, echoed).depth, CountedPieces.compared))
+    first = seen[1][2]
+    assert [count for _, _, count in seen[3:]].count(seen[3][2]) >= 1
+    assert [depth for _, depth, _ in seen] == [1, 1, 0, 1, 1, 0, 1]
+    assert seen[3][2] == seen[4][2], "what was compared is not compared again"
+    assert first > seen[0][2]
+    for number in range(2 * MAX_ECHOES):
+        match_prefix(path, prepare([asked, replace(said, text=str(number)), asked]))
+    assert len(known.echoes) == MAX_ECHOES

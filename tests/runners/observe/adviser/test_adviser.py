@@ -171,3 +171,19 @@ STEP = st.builds(
 @given(st.lists(STEP, max_size=8))
 def test_no_history_makes_the_adviser_fail(steps: list[StepFacts]) -> None:
     advise(History({"run": {"steps": 9, "overlap": "stream"}}, steps))
+
+
+@pytest.mark.parametrize(
+    ("program", "dropped", "is_ill"),
+    [("claude_code", 0, True), ("command", 0, False), ("command", 1, True)],
+)
+def test_changed_answers_are_an_alarm_where_nobody_changes_them_or_the_cap_drops_others(
+    program: str, dropped: int, is_ill: bool
+) -> None:
+    def history(edits: int) -> History:
+        figures = {"rollout/edits": edits, "fanout/dropped_many": dropped}
+        step = StepFacts(1, figures, {OutcomeCode.POLICY_FINISHED: 20})
+        return History({"harness": {"kind": program}}, [step])
+
+    assert ("edited_history" in seen(history(1))) == is_ill
+    assert "edited_history" not in seen(history(0))
