@@ -183,7 +183,7 @@ def explain(
 
 @app.command("selftest", epilog=SELFTEST_EXAMPLES)
 def selftest(tokenizer: Tokenizer = None, form: Form = "hermes", as_json: Json = False) -> None:
-    """Judge a perfect gateway and some eighty broken ones: each has to be seen.
+    """Judge a perfect gateway and some seventy broken ones: each has to be seen.
 
     Exit code 1: one is not seen, or the perfect one is not clean.
     """

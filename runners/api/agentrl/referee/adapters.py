@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -133,6 +133,25 @@ def read_opened(answer: Mapping[str, Any], wire: str, timeout_s: float) -> HttpC
     ):
         raise GatewayFault("open has to give headers as an object of texts")
     return HttpClient(wire, url, dict(headers), timeout_s)
+
+
+def join_calls(calls: Iterable[tuple[Any, Any, Any]]) -> list[dict[str, Any]]:
+    """Return samples of prompts, outputs and logprobs (or None): a call is added to the sample that
+    its prompt begins with, as gateways that record calls join them.
+    """
+    samples: list[dict[str, Any]] = []
+    for prompt, output, logprobs in calls:
+        values = [0.0] * len(output) if logprobs is None else list(logprobs)
+        found = next((s for s in samples if s["tokens"] == list(prompt)[: len(s["tokens"])]), None)
+        if found is None:
+            samples.append(found := {"tokens": [], "mask": [], "logprobs": []})
+        more = list(prompt)[len(found["tokens"]) :]
+        found["tokens"] += [*more, *output]
+        found["mask"] += [0] * len(more) + [1] * len(output)
+        found["logprobs"] += [0.0] * len(more) + values
+        if logprobs is None:
+            found["unknown"] = True
+    return [s if "unknown" not in s else {**s, "logprobs": None} for s in samples]
 
 
 def read_samples(rows: Any) -> list[TrainedSample]:

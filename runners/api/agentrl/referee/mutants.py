@@ -21,25 +21,16 @@ from agentrl.referee.conversation import (
 from agentrl.referee.echoes import is_blank
 from agentrl.referee.reference import Node, PerfectGateway
 
-Table = dict[str, tuple[str, Callable[..., Any]]]
-"""By what is wrong: the score that sees it, and the change."""
+Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Makes a step of a gateway that changes what the perfect one's gives."""
 
 
 def make_mutants() -> dict[str, tuple[str, type[PerfectGateway]]]:
     """Return the mutants by name, each with its score."""
-    steps: list[tuple[str, Callable[[Callable[..., Any]], Callable[..., Any]], Table]] = [
-        ("finish", _change_samples, SAMPLES),
-        ("make_sample", _change_sample, SAMPLE),
-        ("receive", _change_request, REQUESTS),
-        ("receive", _change_messages, MESSAGES),
-        ("answer", _change_reply, REPLIES),
-        ("find_parent", _change_parent, PARENTS),
-        *((step, lambda whole: whole, table) for step, table in STEPS.items()),
-    ]
     return {
-        name: (score, type("Mutant", (PerfectGateway,), {step: wrap(change)}))
-        for step, wrap, table in steps
-        for name, (score, change) in table.items()
+        name: (score, type("Mutant", (PerfectGateway,), {step: wrap(change) if wrap else change}))
+        for (step, wrap, score), table in TABLES.items()
+        for name, change in table.items()
     }
 
 
@@ -83,52 +74,6 @@ def _join(samples: list[TrainedSample]) -> list[TrainedSample]:
     return [TrainedSample(tuple(tokens), tuple(bit for sample in samples for bit in sample.mask))]
 
 
-SAMPLE: Table = {
-    "the first token of an answer is not trained": ("lost", lambda s: _mask(s, _starts(s), 0)),
-    "the end of an answer is not trained": ("lost", lambda s: _mask(s, _ends(s), 0)),
-    "the last answer alone is trained": ("lost", lambda s: _mask(s, range(_starts(s)[-1]), 0)),
-    "the first answer alone is trained": (
-        "lost",
-        lambda s: _mask(s, range(_ends(s)[0] + 1, len(s.mask)), 0),
-    ),
-    "long samples are cut": ("lost", lambda s: TrainedSample(s.tokens[:400], s.mask[:400])),
-    "the mask is shifted": ("invented", lambda s: replace(s, mask=(0, *s.mask[:-1]))),
-    "the mask is shifted back": ("invented", lambda s: replace(s, mask=(*s.mask[1:], 0))),
-    "everything is trained": ("invented", lambda s: replace(s, mask=(1,) * len(s.mask))),
-    "the prompt is trained": ("invented", lambda s: replace(s, mask=tuple(1 - b for b in s.mask))),
-    "a token before an answer is trained": (
-        "invented",
-        lambda s: _mask(s, [at - 1 for at in _starts(s)], 1),
-    ),
-    "a token of the prompt is another one": ("invented", lambda s: _flip(s, 0)),
-    "a sampled token is another one": ("invented", lambda s: _flip(s, _starts(s)[-1])),
-    "a token is put before the prompt": (
-        "invented",
-        lambda s: TrainedSample((0, *s.tokens), (0, *s.mask)),
-    ),
-    "logprobs are 0": ("logprobs", lambda s: replace(s, logprobs=(0.0,) * len(s.mask))),
-    "logprobs are shifted": ("logprobs", lambda s: replace(s, logprobs=(0.0, *s.logprobs[:-1]))),
-    "logprobs are reversed": ("logprobs", lambda s: replace(s, logprobs=s.logprobs[::-1])),
-    "logprobs are rounded": (
-        "logprobs",
-        lambda s: replace(s, logprobs=tuple(round(value, 3) for value in s.logprobs)),
-    ),
-    "all weights are the last ones": (
-        "versions",
-        lambda s: replace(s, versions=s.versions[-1:] * len(s.mask)),
-    ),
-    "all weights are the first ones": (
-        "versions",
-        lambda s: replace(s, versions=(1,) * len(s.mask)),
-    ),
-}
-SAMPLES: Table = {
-    "the last sample is lost": ("lost", lambda samples: samples[:-1]),
-    "the first of several samples is lost": ("lost", lambda samples: samples[-1:]),
-    "a sample comes twice": ("doubled", lambda samples: [*samples, *samples[:1]]),
-    "all samples are joined": ("invented", _join),
-}
-
 # --- requests -------------------------------------------------------------------------------------
 
 
@@ -163,69 +108,6 @@ def _swap_results(request: ProgramRequest) -> ProgramRequest:
     return replace(request, history=tuple(history))
 
 
-REQUESTS: Table = {
-    "the system prompt is left out": ("disobeyed", lambda r: replace(r, system="")),
-    "tools are left out": ("disobeyed", lambda r: replace(r, tools=())),
-    "the newest message is left out": (
-        "disobeyed",
-        lambda r: replace(r, history=r.history[:-1] if len(r.history) > 1 else r.history),
-    ),
-    "the first message is left out": (
-        "disobeyed",
-        lambda r: replace(r, history=r.history[len(r.history) > 1 :]),
-    ),
-    "a long conversation is cut in the middle": (
-        "disobeyed",
-        lambda r: replace(r, history=r.history[:1] + r.history[1:][-6:]),
-    ),
-    "results of two calls are exchanged": ("disobeyed", _swap_results),
-    "messages are sorted by their role": (
-        "disobeyed",
-        lambda r: replace(r, history=tuple(sorted(r.history, key=lambda m: m.role))),
-    ),
-}
-MESSAGES: Table = {
-    "results are cut": ("disobeyed", lambda m: _texts(m, lambda t: t[:1000], "tool")),
-    "blanks of results are folded": (
-        "disobeyed",
-        lambda m: _texts(m, lambda t: " ".join(t.split()), "tool"),
-    ),
-    "the first block of a message alone is read": (
-        "disobeyed",
-        lambda m: replace(m, texts=m.texts[:1]),
-    ),
-    "messages in list form are empty": (
-        "disobeyed",
-        lambda m: replace(m, texts=()) if m.is_list and m.role == "user" else m,
-    ),
-    "other letters than ASCII are left out": (
-        "disobeyed",
-        lambda m: _texts(m, lambda t: t.encode("ascii", "ignore").decode()),
-    ),
-    "texts are in small letters": ("disobeyed", lambda m: _texts(m, str.lower, "user")),
-    "reminders are left out": (
-        "disobeyed",
-        lambda m: None if m.text.startswith("<system-reminder>") else m,
-    ),
-    "later system messages are left out": (
-        "disobeyed",
-        lambda m: None if m.role == "system" else m,
-    ),
-    "messages with images are left out": ("disobeyed", lambda m: None if m.image else m),
-    "half a character ends a text": (
-        "disobeyed",
-        lambda m: _texts(m, lambda t: t.split("\ud83d")[0]),
-    ),
-    "text before a call is left out": (
-        "disobeyed",
-        lambda m: replace(m, texts=()) if m.calls else m,
-    ),
-    "what nobody sampled is left out": (
-        "disobeyed",
-        lambda m: None if m.role == "assistant" and m.origin is None else m,
-    ),
-}
-
 # --- replies --------------------------------------------------------------------------------------
 
 
@@ -246,36 +128,6 @@ def _arguments(reply: ProgramReply, change: Callable[[Any], Any]) -> ProgramRepl
 def _calls(reply: ProgramReply, **changes: Any) -> ProgramReply:
     return replace(reply, calls=tuple(replace(call, **changes) for call in reply.calls))
 
-
-REPLIES: Table = {
-    "arguments are stripped": (
-        "calls",
-        lambda r: _arguments(r, lambda part: part.strip() if isinstance(part, str) else part),
-    ),
-    "numbers become text": ("calls", lambda r: _arguments(r, str)),
-    "numbers in text become numbers": (
-        "calls",
-        lambda r: _arguments(r, lambda part: float(part) if part == "1.10" else part),
-    ),
-    "arguments are lost": ("calls", lambda r: _calls(r, arguments={})),
-    "arguments are no object": ("calls", lambda r: _calls(r, arguments="{")),
-    "names are in small letters": (
-        "calls",
-        lambda r: replace(r, calls=tuple(replace(c, name=c.name.lower()) for c in r.calls)),
-    ),
-    "the first call alone is read": ("calls", lambda r: replace(r, calls=r.calls[:1])),
-    "calls come in another order": ("calls", lambda r: replace(r, calls=r.calls[::-1])),
-    "calls are text": (
-        "calls",
-        lambda r: replace(r, calls=(), texts=(*r.texts, *(str(call) for call in r.calls))),
-    ),
-    "all calls have one id": ("calls", lambda r: _calls(r, id="call_1")),
-    "text is lost beside calls": ("calls", lambda r: replace(r, texts=()) if r.calls else r),
-    "thoughts are text": ("calls", lambda r: replace(r, texts=(r.thought, *r.texts))),
-    "text comes twice": ("calls", lambda r: replace(r, texts=r.texts * 2)),
-    "a call is no reason to end": ("calls", lambda r: replace(r, stop="stop")),
-    "an answer of nobody": ("calls", lambda r: ProgramReply(("An answer zxaaaaaa.",))),
-}
 
 # --- chains ---------------------------------------------------------------------------------------
 
@@ -298,46 +150,6 @@ def _known(node: Node, request: ProgramRequest) -> Iterable[tuple[Message, Messa
     known = [message for message in node.known.messages if not is_blank(message)]
     return zip(known, request.history, strict=False)
 
-
-PARENTS: Table = {
-    "each turn is a chain": ("chains", lambda node, request: False),
-    "ids are compared": (
-        "chains",
-        lambda node, request: set(_ids(node.known.messages)) <= set(_ids(request.history)),
-    ),
-    "arguments are compared as text": (
-        "chains",
-        lambda node, request: all(
-            str(ours.calls and ours.calls[0].arguments)
-            == str(theirs.calls and theirs.calls[0].arguments)
-            for ours, theirs in _known(node, request)
-        ),
-    ),
-    "texts are compared exactly": (
-        "chains",
-        lambda node, request: all(o.texts == t.texts for o, t in _known(node, request)),
-    ),
-    "thoughts are compared": (
-        "chains",
-        lambda node, request: all(o.thought == t.thought for o, t in _known(node, request)),
-    ),
-    "marks are compared": (
-        "chains",
-        lambda node, request: all(o.marked == t.marked for o, t in _known(node, request)),
-    ),
-    "forms are compared": (
-        "chains",
-        lambda node, request: all(o.is_list == t.is_list for o, t in _known(node, request)),
-    ),
-    "the order of tools is compared": (
-        "chains",
-        lambda node, request: node.request.tools == request.tools,
-    ),
-    "an empty answer has to come back": (
-        "chains",
-        lambda node, request: not any(map(is_blank, node.known.messages)),
-    ),
-}
 
 # --- whole steps ----------------------------------------------------------------------------------
 
@@ -398,73 +210,160 @@ async def _refuse_third(self: P, request: ProgramRequest, *, stream: bool) -> Pr
     return await P.send(self, request, stream=stream)
 
 
-STEPS: dict[str, Table] = {
-    "receive": {
-        "an answer is known by its place": (
-            "disobeyed",
-            lambda self, request: _restore(self, request, lambda answer, sent: answer),
-        ),
-        "edits of texts are undone": (
-            "disobeyed",
-            lambda self, request: _restore(
-                self, request, lambda answer, sent: replace(sent, texts=answer.texts)
-            ),
-        ),
-        "edits of calls are undone": (
-            "disobeyed",
-            lambda self, request: _restore(
-                self, request, lambda answer, sent: replace(sent, calls=answer.calls)
-            ),
-        ),
-        "the first system prompt stays": (
-            "disobeyed",
-            lambda self, request: replace(
-                request, system=next((n.request.system for n in self.nodes), request.system)
-            ),
+TABLES: dict[tuple[str, Wrap | None, str], dict[str, Callable[..., Any]]] = {
+    ("finish", _change_samples, "lost"): {
+        "the last sample is lost": lambda samples: samples[:-1],
+        "the first of several samples is lost": lambda samples: samples[-1:],
+    },
+    ("finish", _change_samples, "doubled"): {
+        "a sample comes twice": lambda samples: [*samples, *samples[:1]],
+    },
+    ("finish", _change_samples, "invented"): {
+        "all samples are joined": _join,
+    },
+    ("make_sample", _change_sample, "lost"): {
+        "the first token of an answer is not trained": lambda s: _mask(s, _starts(s), 0),
+        "the end of an answer is not trained": lambda s: _mask(s, _ends(s), 0),
+        "the last answer alone is trained": lambda s: _mask(s, range(_starts(s)[-1]), 0),
+        "long samples are cut": lambda s: TrainedSample(s.tokens[:400], s.mask[:400]),
+    },
+    ("make_sample", _change_sample, "invented"): {
+        "the mask is shifted": lambda s: replace(s, mask=(0, *s.mask[:-1])),
+        "everything is trained": lambda s: replace(s, mask=(1,) * len(s.mask)),
+        "a token before an answer is trained": lambda s: _mask(s, [at - 1 for at in _starts(s)], 1),
+        "a token of the prompt is another one": lambda s: _flip(s, 0),
+        "a sampled token is another one": lambda s: _flip(s, _starts(s)[-1]),
+        "a token is put before the prompt": lambda s: TrainedSample((0, *s.tokens), (0, *s.mask)),
+    },
+    ("make_sample", _change_sample, "logprobs"): {
+        "logprobs are 0": lambda s: replace(s, logprobs=(0.0,) * len(s.mask)),
+        "logprobs are shifted": lambda s: replace(s, logprobs=(0.0, *s.logprobs[:-1])),
+        "logprobs are rounded": lambda s: replace(
+            s, logprobs=tuple(round(value, 3) for value in s.logprobs)
         ),
     },
-    "find_parent": {
-        "tools that come later are not shown": (
-            "disobeyed",
-            lambda self, request: P.find_parent(self, replace(request, tools=())),
-        ),
-        "the first of two answers goes on": ("disobeyed", _find_first),
-    },
-    "find_stored": {"an answer is given to another request": ("disobeyed", _find_as_long)},
-    "encode": {
-        "texts become control tokens": (
-            "disobeyed",
-            lambda self, text: self.vocabulary.encode(text),
-        )
-    },
-    "write": {
-        "another conversation is shown, too": (
-            "disobeyed",
-            lambda self, message: (
-                P.write(self, message)
-                + "".join(node.request.history[0].text for node in self.nodes[-1:])
-            ),
-        )
-    },
-    "make_sample": {
-        "a shared beginning is trained in each branch": (
-            "doubled",
-            lambda self, leaf, claimed: P.make_sample(self, leaf, set()),
-        ),
-        "samples are tokenized again": ("invented", _encode_again),
-    },
-    "finish": {
-        "answers that nobody waited for are trained": (
-            "ghost",
-            lambda self: _train_others(self, lambda sampling: sampling.state == "cut"),
-        ),
-        "aborted answers are trained": (
-            "ghost",
-            lambda self: _train_others(self, lambda sampling: bool(sampling.answer.fault)),
+    ("make_sample", _change_sample, "versions"): {
+        "all weights are the last ones": lambda s: replace(
+            s, versions=s.versions[-1:] * len(s.mask)
         ),
     },
-    "send": {
-        "half a character is refused": ("refused", _refuse_surrogate),
-        "the third turn is refused": ("refused", _refuse_third),
+    ("receive", _change_request, "disobeyed"): {
+        "the system prompt is left out": lambda r: replace(r, system=""),
+        "tools are left out": lambda r: replace(r, tools=()),
+        "the newest message is left out": lambda r: replace(
+            r, history=r.history[:-1] if len(r.history) > 1 else r.history
+        ),
+        "the first message is left out": lambda r: replace(
+            r, history=r.history[len(r.history) > 1 :]
+        ),
+        "a long conversation is cut in the middle": lambda r: replace(
+            r, history=r.history[:1] + r.history[1:][-6:]
+        ),
+        "results of two calls are exchanged": _swap_results,
+    },
+    ("receive", _change_messages, "disobeyed"): {
+        "results are cut": lambda m: _texts(m, lambda t: t[:1000], "tool"),
+        "blanks of results are folded": lambda m: _texts(m, lambda t: " ".join(t.split()), "tool"),
+        "the first block of a message alone is read": lambda m: replace(m, texts=m.texts[:1]),
+        "messages in list form are empty": lambda m: (
+            replace(m, texts=()) if m.is_list and m.role == "user" else m
+        ),
+        "other letters than ASCII are left out": lambda m: _texts(
+            m, lambda t: t.encode("ascii", "ignore").decode()
+        ),
+        "reminders are left out": lambda m: None if m.text.startswith("<system-reminder>") else m,
+        "later system messages are left out": lambda m: None if m.role == "system" else m,
+        "messages with images are left out": lambda m: None if m.image else m,
+        "half a character ends a text": lambda m: _texts(m, lambda t: t.split("\ud83d")[0]),
+        "text before a call is left out": lambda m: replace(m, texts=()) if m.calls else m,
+        "what nobody sampled is left out": lambda m: (
+            None if m.role == "assistant" and m.origin is None else m
+        ),
+    },
+    ("answer", _change_reply, "calls"): {
+        "arguments are stripped": lambda r: _arguments(
+            r, lambda part: part.strip() if isinstance(part, str) else part
+        ),
+        "numbers become text": lambda r: _arguments(r, str),
+        "arguments are lost": lambda r: _calls(r, arguments={}),
+        "the first call alone is read": lambda r: replace(r, calls=r.calls[:1]),
+        "calls come in another order": lambda r: replace(r, calls=r.calls[::-1]),
+        "calls are text": lambda r: replace(
+            r, calls=(), texts=(*r.texts, *(str(call) for call in r.calls))
+        ),
+        "all calls have one id": lambda r: _calls(r, id="call_1"),
+        "text is lost beside calls": lambda r: replace(r, texts=()) if r.calls else r,
+        "thoughts are text": lambda r: replace(r, texts=(r.thought, *r.texts)),
+        "a call is no reason to end": lambda r: replace(r, stop="stop"),
+        "an answer of nobody": lambda r: ProgramReply(("An answer zxaaaaaa.",)),
+    },
+    ("find_parent", _change_parent, "chains"): {
+        "each turn is a chain": lambda node, request: False,
+        "ids are compared": lambda node, request: (
+            set(_ids(node.known.messages)) <= set(_ids(request.history))
+        ),
+        "texts are compared exactly": lambda node, request: all(
+            o.texts == t.texts for o, t in _known(node, request)
+        ),
+        "thoughts are compared": lambda node, request: all(
+            o.thought == t.thought for o, t in _known(node, request)
+        ),
+        "marks are compared": lambda node, request: all(
+            o.marked == t.marked for o, t in _known(node, request)
+        ),
+        "forms are compared": lambda node, request: all(
+            o.is_list == t.is_list for o, t in _known(node, request)
+        ),
+        "the order of tools is compared": lambda node, request: node.request.tools == request.tools,
+        "an empty answer has to come back": lambda node, request: (
+            not any(map(is_blank, node.known.messages))
+        ),
+    },
+    ("receive", None, "disobeyed"): {
+        "an answer is known by its place": lambda self, request: _restore(
+            self, request, lambda answer, sent: answer
+        ),
+        "edits of texts are undone": lambda self, request: _restore(
+            self, request, lambda answer, sent: replace(sent, texts=answer.texts)
+        ),
+        "edits of calls are undone": lambda self, request: _restore(
+            self, request, lambda answer, sent: replace(sent, calls=answer.calls)
+        ),
+        "the first system prompt stays": lambda self, request: replace(
+            request, system=next((n.request.system for n in self.nodes), request.system)
+        ),
+    },
+    ("find_parent", None, "disobeyed"): {
+        "tools that come later are not shown": lambda self, request: P.find_parent(
+            self, replace(request, tools=())
+        ),
+    },
+    ("find_stored", None, "disobeyed"): {
+        "an answer is given to another request": _find_as_long,
+    },
+    ("encode", None, "disobeyed"): {
+        "texts become control tokens": lambda self, text: self.vocabulary.encode(text),
+    },
+    ("write", None, "disobeyed"): {},
+    ("make_sample", None, "doubled"): {
+        "a shared beginning is trained in each branch": lambda self, leaf, claimed: P.make_sample(
+            self, leaf, set()
+        ),
+    },
+    ("make_sample", None, "invented"): {
+        "samples are tokenized again": _encode_again,
+    },
+    ("finish", None, "ghost"): {
+        "answers that nobody waited for are trained": lambda self: _train_others(
+            self, lambda sampling: sampling.state == "cut"
+        ),
+        "aborted answers are trained": lambda self: _train_others(
+            self, lambda sampling: bool(sampling.answer.fault)
+        ),
+    },
+    ("send", None, "refused"): {
+        "half a character is refused": _refuse_surrogate,
+        "the third turn is refused": _refuse_third,
     },
 }
+"""By the step that is changed, how, and the score that sees it: what is wrong, and the change."""

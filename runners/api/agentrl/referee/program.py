@@ -91,14 +91,28 @@ def _parse(source: str, place: str) -> Iterable[ast.expr]:
 
 
 def _check(node: ast.expr, place: str) -> None:
+    """Raise RefereeError unless a node is a step with literal arguments that it takes."""
     name = _split(node)[1]
     if name == "together":
-        for part in ast.walk(node):
-            if isinstance(part, ast.List):
-                for inner in part.elts:
-                    _check(inner, place)
-    elif name not in STEPS and name not in _NAMES:
+        for part in node.args if isinstance(node, ast.Call) else ():
+            for inner in part.elts if isinstance(part, ast.List) else [part]:
+                _check(inner, place)
+        return
+    if not isinstance(node, ast.Call) or (name not in STEPS and name not in _NAMES):
         raise RefereeError(f"{place}: there is no step {name or ast.unparse(node)}")
+    try:
+        step = getattr(ScriptedAgent, name, _name_agent)
+        inspect.signature(step).bind(None, *map(_value, node.args), **_read_keywords(node))
+    except (TypeError, ValueError) as error:
+        raise RefereeError(f"{place}: {ast.unparse(node)}: {error}") from error
+
+
+def _name_agent(maker: object, name: str) -> None:
+    """Stand for ``branch`` and ``subagent``, whose argument names the agent that they make."""
+
+
+def _read_keywords(node: ast.Call) -> dict[str, Any]:
+    return {part.arg: _value(part.value) for part in node.keywords if part.arg}
 
 
 def _split(node: ast.expr) -> tuple[str, str]:
@@ -126,9 +140,8 @@ async def _step(node: ast.expr, agents: dict[str, ScriptedAgent], *, lenient: bo
         make = agent.make_branch if name == "branch" else agent.make_subagent
         agents[arguments[0]] = make()
         return
-    more = {part.arg: _value(part.value) for part in node.keywords if part.arg}
     try:
-        made = getattr(agent, name)(*arguments, **more)
+        made = getattr(agent, name)(*arguments, **_read_keywords(node))
     except (LookupError, ScenarioStopped) as error:  # an edit of an answer that never came
         if lenient:
             return
@@ -145,6 +158,6 @@ async def _steps(nodes: Iterable[ast.expr], agents: dict[str, ScriptedAgent]) ->
 def _value(node: ast.expr) -> Any:
     """Return a literal, or an answer or a call made of literals."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _VALUES:
-        more = {part.arg: _value(part.value) for part in node.keywords if part.arg}
-        return _VALUES[node.func.id](*map(_value, node.args), **more)  # type: ignore[operator]
+        make: Any = _VALUES[node.func.id]
+        return make(*map(_value, node.args), **_read_keywords(node))
     return ast.literal_eval(node)
