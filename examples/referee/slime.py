@@ -3,7 +3,6 @@ slime/agent/adapters: common.py 0ee40d54, anthropic.py 01931033.
 """
 
 import asyncio
-import os
 import threading
 import uuid
 
@@ -12,7 +11,7 @@ from slime.agent.adapters.anthropic import AnthropicAdapter
 from slime.utils.types import Sample
 from transformers import AutoTokenizer
 
-tokenizer = AutoTokenizer.from_pretrained(os.environ["TOKENIZER"])
+tokenizer = AutoTokenizer.from_pretrained("TOKENIZER")
 ADAPTER = AnthropicAdapter(tokenizer=tokenizer, sglang_url="http://127.0.0.1:9000")
 serve = lambda: web.run_app(ADAPTER.app, port=9001, handle_signals=False)  # noqa: E731
 threading.Thread(target=serve, daemon=True).start()
