@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -51,6 +52,8 @@ class Piece:
     is_error: bool = False
     references: tuple[str, ...] = ()
     """Tools that a result makes known: their schemas are shown behind ``reference_text``."""
+    note: str = field(default="", compare=False)
+    """Type of the content that its text stands for, where the policy cannot be shown that."""
     key: bytes = field(default=b"", compare=False, repr=False)
     """Its digest, where it has been made."""
 
@@ -115,6 +118,8 @@ class TurnRequest:
     """
     unknown_keys: int = 0
     """Keys of the client that are unknown here."""
+    replaced_surrogates: int = 0
+    """Halves of characters in its body, and bytes that are no UTF-8."""
     attribution: RequestAttribution = field(default_factory=RequestAttribution)
 
     def digest_pieces(self, first: int = 0) -> list[bytes]:
@@ -292,6 +297,18 @@ def _has_odd_number(value: Any) -> bool:
     return False
 
 
+_OWN_ID = re.compile(r"(?P<prefix>functions\.)?.*:(?P<number>\d{1,6})", re.DOTALL)
+
+
+def issue_id(prefix: str, own_id: str) -> str:
+    """Return a new id for a call; ``own_id`` is the policy's own, or empty: its number ends the new
+    one (``calls/call_ids.py``).
+    """
+    issued = prefix + secrets.token_hex(12)
+    own = _OWN_ID.fullmatch(own_id)
+    return f"{issued}_{'f' if own['prefix'] else 'n'}{own['number']}" if own else issued
+
+
 def read_reply(reply: TextReply) -> ParsedResponse:
     """Return an endpoint's reply in the form of parsed tokens."""
     calls = [
@@ -314,7 +331,7 @@ def read_answer(parsed: ParsedResponse, generation: Generation, call_id_prefix: 
             and _is_serializable([call.name, call.arguments])
         ):
             calls.append(
-                IssuedCall(call_id_prefix + secrets.token_hex(12), call.name, call.arguments)
+                IssuedCall(issue_id(call_id_prefix, call.own_id), call.name, call.arguments)
             )
             recovered += [call.recovered] * bool(call.recovered)
         else:

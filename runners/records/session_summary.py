@@ -28,6 +28,7 @@ SUMMED_COUNTERS = (
     *("forks", "ambiguous", "retokenization_mismatches", "parser_fallbacks", "routing_missing"),
     *("engine_retries", "pushed_back", "unknown_keys", "compactions_missed"),
     *("recovered_calls", "edits", "tools_added", "forged_controls"),
+    "replaced_surrogates",
 )
 """Their sum over a step's rollouts (``rollout/NAME`` of its metrics) is 0 when all is well."""
 

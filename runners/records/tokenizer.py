@@ -189,6 +189,14 @@ def load_renderer(tokenizer: Tokenizer, family: str) -> Renderer:
                 "choose the renderer of the model's own family"
             ]
         ) from error
+    except RuntimeError as error:  # openai_harmony's own class: its vocabulary
+        raise ConfigError(
+            [
+                f"model.renderer={family!r}: {error}. Without a network, put o200k_base.tiktoken "
+                "(openaipublic.blob.core.windows.net/encodings/o200k_base.tiktoken) into a "
+                "directory, and name it in the variable TIKTOKEN_ENCODINGS_BASE"
+            ]
+        ) from error
     return renderer
 
 

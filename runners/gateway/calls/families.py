@@ -149,3 +149,6 @@ PARSERS: Mapping[str, OutputParser] = {
     CHAT_TEMPLATE: PlainText(),
 }
 """By family."""
+
+OWN_IDS = frozenset({"kimi-k2", "kimi-k2.5"})
+"""Families whose template repeats the policy's own ids of calls."""

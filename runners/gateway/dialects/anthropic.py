@@ -26,6 +26,7 @@ from runners.gateway.dialects.body import (
     NOTHING_KEPT,
     ModelName,
     Name,
+    Other,
     RequestBody,
     StopSequences,
     Typed,
@@ -33,6 +34,7 @@ from runners.gateway.dialects.body import (
     check_conversation,
     must_be_null,
     omission_text,
+    read_object,
     text_as_list,
 )
 from runners.gateway.dialects.contract import Dialect, ParsedRequest, stands_alone
@@ -72,10 +74,35 @@ class _ToolUse(WireModel):
     type: Literal["tool_use"]
     id: str
     name: str
-    input: dict[str, Any]
+    input: Any = None
 
 
-_ResultBlock = Annotated[_Text | _Media | _ToolReference, Field(discriminator="type")]
+class _OtherBlock(Other):
+    """Blocks of tools that Anthropic's servers run, of the beta, and of files."""
+
+    type: Literal[
+        "search_result",
+        "browser_state",
+        "container_upload",
+        "compaction",
+        "fallback",
+        "server_tool_use",
+        "web_search_tool_result",
+        "web_fetch_tool_result",
+        "advisor_tool_result",
+        "code_execution_tool_result",
+        "bash_code_execution_tool_result",
+        "text_editor_code_execution_tool_result",
+        "tool_search_tool_result",
+        "mcp_tool_use",
+        "mcp_tool_result",
+        "mcp_tool_listing",
+        "tool_addition",
+        "tool_removal",
+    ]
+
+
+_ResultBlock = Annotated[_Text | _Media | _ToolReference | _OtherBlock, Field(discriminator="type")]
 
 
 class _ToolResult(WireModel):
@@ -86,7 +113,7 @@ class _ToolResult(WireModel):
 
 
 _Block = Annotated[
-    _Text | _Media | _ToolUse | _ToolResult | _Thinking | _RedactedThinking,
+    _Text | _Media | _ToolUse | _ToolResult | _Thinking | _RedactedThinking | _OtherBlock,
     Field(discriminator="type"),
 ]
 
@@ -97,8 +124,9 @@ class _Message(WireModel):
 
 
 class _Tool(WireModel):
-    name: Name
-    description: str = ""
+    name: Name = "tool"
+    """Toolsets of servers have none."""
+    description: str | None = None
     type: str | None = None
     input_schema: dict[str, Any] | None = None
     """Absent: a tool that Anthropic's servers would run; it is left out."""
@@ -163,7 +191,7 @@ def build_request(
                 "type": "function",
                 "function": {
                     "name": tool.name,
-                    "description": tool.description,
+                    "description": tool.description or "",
                     "parameters": tool.input_schema,
                 },
             }
@@ -239,7 +267,7 @@ def _piece(index: int, role: Literal["user", "assistant", "system"], block: _Blo
                 "tool_call",
                 tool_id=block.id,
                 name=block.name,
-                arguments=block.input,
+                arguments=read_object(block.input, "input"),
             )
         case _ToolResult():
             text = "\n".join(_block_text(part) for part in block.content or ())
@@ -250,6 +278,7 @@ def _piece(index: int, role: Literal["user", "assistant", "system"], block: _Blo
                 text,
                 tool_id=block.tool_use_id,
                 is_error=bool(block.is_error),
+                note=next(map(_note, filter(_note, block.content or ())), ""),
                 references=tuple(
                     part.tool_name
                     for part in block.content or ()
@@ -261,12 +290,19 @@ def _piece(index: int, role: Literal["user", "assistant", "system"], block: _Blo
         case _RedactedThinking():
             return Piece(index, role, "thinking")
         case _:
-            return Piece(index, role, "text", _block_text(block))
+            return Piece(index, role, "text", _block_text(block), note=_note(block))
 
 
-def _block_text(block: _Text | _Media | _ToolReference) -> str:
+def _note(block: object) -> str:
+    """Return the type of a block that a text or a note stands for; else ``""``."""
+    return block.type if isinstance(block, _OtherBlock) else ""
+
+
+def _block_text(block: _Text | _Media | _ToolReference | _OtherBlock) -> str:
     """Return a block as the text that the model gets."""
     match block:
+        case _OtherBlock():
+            return block.shown_text()
         case _Text():
             return block.text
         case _ToolReference():

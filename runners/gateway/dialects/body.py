@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import Annotated, LiteralString, TypeVar
+from typing import Annotated, Any, LiteralString, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
@@ -53,6 +53,36 @@ class Typed(WireModel):
     type: Annotated[str, Field(max_length=100)]
     """Counted by name if it is ignored."""
 
+
+class Other(WireModel):
+    """An object that a policy cannot be shown as it is: its text, or a note, stands for it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @property
+    def kind(self) -> str:
+        """Its type."""
+        return str(getattr(self, "type", ""))
+
+    def shown_text(self) -> str:
+        """Return the text in it under its type; a note if it has none."""
+        texts: list[str] = []
+        rest: list[object] = [self.model_extra]
+        while rest:
+            match rest.pop():
+                case dict() as members:
+                    texts += [members[key] for key in _TEXTS if isinstance(members.get(key), str)]
+                    rest += [members[key] for key in _PARTS if key in members]
+                case list() as parts:
+                    rest += reversed(parts)
+        if not texts:
+            return omission_text(self.kind)
+        return "\n".join([f"[{self.kind}]", *texts])
+
+
+_TEXTS = ("title", "source", "text", "stdout", "stderr", "result", "output", "content")
+_PARTS = ("content", "output", "results")
+"""Members of content that hold text, and those that hold more content."""
 
 MAX_UNKNOWN, MAX_KEY = 16, 64
 """Unknown keys of a request that are named, and characters of each: a client makes them up."""
@@ -142,6 +172,13 @@ def check_conversation(pieces: AppendOnlyList[Piece], field: str) -> AppendOnlyL
             param=field,
         )
     return pieces
+
+
+def read_object(value: Any, key: str) -> dict[str, Any]:
+    """Return the arguments of a call that came back; what is no object is put in one."""
+    if value is None:
+        return {}
+    return value if isinstance(value, dict) else {key: value}
 
 
 def omission_text(kind: str) -> str:

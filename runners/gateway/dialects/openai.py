@@ -57,6 +57,13 @@ def to_function_tool(
     }
 
 
+def arguments_as_text(arguments: object) -> object:
+    """Return the arguments of a call as JSON, also where a client sends an object, or none."""
+    if isinstance(arguments, dict):
+        return json.dumps(arguments, ensure_ascii=False)
+    return "" if arguments is None else arguments
+
+
 def read_arguments(text: str) -> dict[str, Any]:
     """Return the arguments of a call that came back; text that is no JSON object is put in one."""
     try:

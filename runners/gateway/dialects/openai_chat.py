@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, PositiveInt, Tag, TypeAdapter
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    PositiveInt,
+    Tag,
+    TypeAdapter,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from runners.gateway.conversation import Piece, Role, TurnRequest
-from runners.gateway.dialects import openai
+from runners.gateway.dialects import openai, openai_tools
 from runners.gateway.dialects.append_only_list import AppendOnlyList
 from runners.gateway.dialects.attribution import read_attribution
 from runners.gateway.dialects.body import (
@@ -41,13 +50,25 @@ _Content = Annotated[list[_Part], text_as_list("text")]
 
 class _Function(WireModel):
     name: Name
-    arguments: str
+    arguments: Annotated[str, BeforeValidator(openai.arguments_as_text)] = ""
+
+
+class _CustomTool(WireModel):
+    name: Name
+    input: str
 
 
 class _Call(WireModel):
     id: str
-    type: Literal["function"] = "function"
-    function: _Function
+    type: Literal["function", "custom"] = "function"
+    function: _Function | None = None
+    custom: _CustomTool | None = None
+
+    @model_validator(mode="after")
+    def _has_one(self) -> Self:
+        if self.function is None and self.custom is None:
+            raise PydanticCustomError("missing", "a call has a function")
+        return self
 
 
 class _InputMessage(WireModel):
@@ -61,18 +82,26 @@ class _Assistant(WireModel):
     reasoning_content: str | None = None
     """Not OpenAI's, but many servers and clients have it."""
     tool_calls: list[_Call] | None = None
-    function_call: Annotated[
-        None, must_be_null("legacy function calls are not served: use tool_calls")
-    ] = None
+    refusal: str | None = None
+    function_call: _Function | None = None
+    """Of OpenAI's first functions, in a history."""
 
 
 class _Result(WireModel):
     role: Literal["tool"]
     tool_call_id: str
-    content: _Content
+    content: _Content | None = None
 
 
-_Message = Annotated[_InputMessage | _Assistant | _Result, Field(discriminator="role")]
+class _FunctionResult(WireModel):
+    role: Literal["function"]
+    name: Name
+    content: _Content | None = None
+
+
+_Message = Annotated[
+    _InputMessage | _Assistant | _Result | _FunctionResult, Field(discriminator="role")
+]
 
 
 class _FunctionTool(WireModel):
@@ -182,21 +211,36 @@ def _split_message(message: _Message, index: int) -> Iterator[Piece]:
             for part in message.content:
                 yield Piece(index, role, "text", openai.part_text(part))
         case _Result():
-            text = "\n".join(map(openai.part_text, message.content))
+            text = "\n".join(map(openai.part_text, message.content or ()))
             yield Piece(index, "user", "tool_result", text, tool_id=message.tool_call_id)
+        case _FunctionResult():
+            text = "\n".join(map(openai.part_text, message.content or ()))
+            yield Piece(index, "user", "tool_result", text, tool_id=_function_id(message.name))
         case _Assistant():
             yield Piece(index, "assistant", "thinking", message.reasoning_content or "")
             for part in message.content or ():
                 yield Piece(index, "assistant", "text", openai.part_text(part))
+            yield Piece(index, "assistant", "text", message.refusal or "")
             for call in message.tool_calls or ():
-                yield Piece(
-                    index,
-                    "assistant",
-                    "tool_call",
-                    tool_id=call.id,
-                    name=call.function.name,
-                    arguments=openai.read_arguments(call.function.arguments),
-                )
+                yield _call_piece(index, call)
+            if message.function_call is not None:
+                function = message.function_call
+                yield _call_piece(index, _Call(id=_function_id(function.name), function=function))
+
+
+def _function_id(name: str) -> str:
+    """Return the id of a call that has none: its function's name tells it."""
+    return f"{openai.CALL_ID_PREFIX}function_{name}"
+
+
+def _call_piece(index: int, call: _Call) -> Piece:
+    function, custom = call.function, call.custom
+    if function is not None:
+        name, arguments = function.name, openai.read_arguments(function.arguments)
+    else:
+        assert custom is not None
+        name, arguments = custom.name, {openai_tools.FREEFORM_INPUT: custom.input}
+    return Piece(index, "assistant", "tool_call", tool_id=call.id, name=name, arguments=arguments)
 
 
 TURN = Dialect(

@@ -5,6 +5,7 @@ The gateway stores no items for its clients: a request brings its whole conversa
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
@@ -18,11 +19,13 @@ from runners.gateway.dialects.body import (
     NOTHING_KEPT,
     ModelName,
     Name,
+    Other,
     RequestBody,
     Typed,
     WireModel,
     check_conversation,
     must_be_null,
+    read_object,
     text_as_list,
 )
 from runners.gateway.dialects.contract import Dialect, ParsedRequest
@@ -35,7 +38,7 @@ class _Text(openai.TextPart):
 
 
 class _OtherPart(Typed):
-    type: Literal["input_image", "input_file", "input_audio"]
+    type: Literal["input_image", "input_file", "input_audio", "computer_screenshot"]
 
 
 _Part = Annotated[_Text | openai.Refusal | _OtherPart, Field(discriminator="type")]
@@ -81,16 +84,96 @@ class _ShellCall(WireModel):
     action: _ShellAction
 
 
+def _as_output(output: object) -> object:
+    """Return an output as a list of parts; what is no part of a message is given as text."""
+    if output is None:
+        return []
+    if not isinstance(output, str | list | dict):
+        return output
+    parts = output if isinstance(output, list) else [output]
+    return [_as_part(part) for part in parts]
+
+
+def _as_part(part: object) -> object:
+    if isinstance(part, dict) and part.get("type") not in _PART_TYPES:
+        kept = any(isinstance(part.get(name), str) for name in ("stdout", "stderr"))
+        text = "\n".join(str(part.get(name) or "") for name in ("stdout", "stderr")) if kept else ""
+        return {"type": "text", "text": text.strip("\n") or json.dumps(part, ensure_ascii=False)}
+    return {"type": "text", "text": part} if isinstance(part, str) else part
+
+
+_PART_TYPES = (
+    *("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal"),
+    *("input_image", "input_file", "input_audio", "computer_screenshot"),
+)
+
+
 class _Result(WireModel):
-    type: Literal["function_call_output", "custom_tool_call_output", "local_shell_call_output"]
-    call_id: str
-    output: _Content
+    type: Literal[
+        "function_call_output",
+        "custom_tool_call_output",
+        "local_shell_call_output",
+        "shell_call_output",
+        "apply_patch_call_output",
+        "computer_call_output",
+        "program_output",
+    ]
+    call_id: str | None = None
+    id: str | None = None
+    output: Annotated[list[_Part], BeforeValidator(_as_output)] = Field(default_factory=list)
+    result: str | None = None
+    status: str | None = None
+
+
+class _Action(WireModel):
+    """A call whose arguments are an object of its own."""
+
+    type: Literal["shell_call", "apply_patch_call", "computer_call", "tool_search_call", "program"]
+    call_id: str | None = None
+    id: str | None = None
+    action: dict[str, Any] | None = None
+    operation: dict[str, Any] | None = None
+    actions: Any = None
+    arguments: Any = None
+    code: str | None = None
+
+
+class _OtherItem(Other):
+    """Items of tools that OpenAI's servers run, and of what they keep."""
+
+    type: Literal[
+        "file_search_call",
+        "web_search_call",
+        "image_generation_call",
+        "code_interpreter_call",
+        "mcp_list_tools",
+        "mcp_approval_request",
+        "mcp_approval_response",
+        "mcp_call",
+        "compaction",
+        "compaction_trigger",
+        "compaction_summary",
+        "configuration_update",
+        "additional_tools",
+        "tool_search_output",
+        "item_reference",
+    ]
+
+
+_OF_ASSISTANT = (
+    "file_search_call",
+    "web_search_call",
+    "image_generation_call",
+    "code_interpreter_call",
+    "mcp_approval_request",
+    "mcp_call",
+)
 
 
 def _as_item(item: object) -> object:
-    """Return an item with its type, which only messages may leave out."""
-    if isinstance(item, dict) and "type" not in item and "role" in item:
-        return {**item, "type": "message"}
+    """Return an item with its type, which messages and references may leave out."""
+    if isinstance(item, dict) and item.get("type") is None:
+        return {**item, "type": "message" if "role" in item else "item_reference"}
     return item
 
 
@@ -99,7 +182,16 @@ def _as_items(content: object) -> object:
     return [{"role": "user", "content": content}] if isinstance(content, str) else content
 
 
-_AnyItem = _Message | _Reasoning | _FunctionCall | _CustomCall | _ShellCall | _Result
+_AnyItem = (
+    _Message
+    | _Reasoning
+    | _FunctionCall
+    | _CustomCall
+    | _ShellCall
+    | _Action
+    | _Result
+    | _OtherItem
+)
 
 _Item = Annotated[
     Annotated[_AnyItem, Field(discriminator="type")],
@@ -182,29 +274,49 @@ def build_request(
 
 def _is_assistants(item: object) -> bool:
     """Return whether an item is of a turn; a turn comes back as several, which are one message."""
-    if isinstance(item, _Message):
-        return item.role == "assistant"
+    match item:
+        case _Message():
+            return item.role == "assistant"
+        case _OtherItem():
+            return item.type in _OF_ASSISTANT
     return not isinstance(item, _Result)
 
 
 def _split_item(item: _AnyItem, index: int) -> Iterator[Piece]:
-    if isinstance(item, _Result) or (isinstance(item, _Message) and item.role != "assistant"):
-        return _input_pieces(index, item)
-    return _assistant_pieces(index, item)
+    match item:
+        case _OtherItem():
+            role: Role = "assistant" if item.type in _OF_ASSISTANT else "user"
+            yield Piece(index, role, "text", item.shown_text(), note=item.type)
+        case _Result():
+            yield Piece(
+                index,
+                "user",
+                "tool_result",
+                _output_text(item),
+                tool_id=item.call_id or item.id or "",
+            )
+        case _Message(role="user" | "system" | "developer"):
+            yield from _input_pieces(index, item)
+        case _:
+            yield from _assistant_pieces(index, item)
 
 
-def _input_pieces(index: int, item: _Message | _Result) -> Iterator[Piece]:
-    if isinstance(item, _Result):
-        text = "\n".join(map(openai.part_text, item.output))
-        yield Piece(index, "user", "tool_result", text, tool_id=item.call_id)
-        return
+def _output_text(item: _Result) -> str:
+    """Return the output of a tool as the text that the model gets."""
+    if not item.output:
+        return item.result or item.status or ""
+    return "\n".join(map(openai.part_text, item.output))
+
+
+def _input_pieces(index: int, item: _Message) -> Iterator[Piece]:
     role: Role = "user" if item.role == "user" else "system"
     for part in item.content:
         yield Piece(index, role, "text", openai.part_text(part))
 
 
 def _assistant_pieces(
-    index: int, item: _Message | _Reasoning | _FunctionCall | _CustomCall | _ShellCall
+    index: int,
+    item: _Message | _Reasoning | _FunctionCall | _CustomCall | _ShellCall | _Action,
 ) -> Iterator[Piece]:
     match item:
         case _Message():
@@ -225,9 +337,12 @@ def _assistant_pieces(
             name = openai_tools.LOCAL_SHELL
             line = openai_tools.join_command(item.action.command)
             arguments = {openai_tools.SHELL_COMMAND: line}
-    yield Piece(
-        index, "assistant", "tool_call", tool_id=item.call_id, name=name, arguments=arguments
-    )
+        case _Action():
+            name = item.type.removesuffix("_call")
+            found = item.action or item.operation or item.arguments or item.actions or item.code
+            arguments = read_object(found, openai_tools.FREEFORM_INPUT)
+    tool_id = item.call_id or (item.id if isinstance(item, _Action) else None) or ""
+    yield Piece(index, "assistant", "tool_call", tool_id=tool_id, name=name, arguments=arguments)
 
 
 TURN = Dialect(

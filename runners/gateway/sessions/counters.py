@@ -56,6 +56,8 @@ class SessionCounters(EngineCallCounters):
     """
     unknown_keys: int = 0
     """The latter, all of them."""
+    replaced_surrogates: int = 0
+    """Halves of characters in requests, and bytes that are no UTF-8: U+FFFD stands for each."""
     edits: int = 0
     """Answers that the agent program changed, so that a chain forks."""
     mechanical: Counter[str] = field(default_factory=Counter)

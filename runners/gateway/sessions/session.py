@@ -468,6 +468,7 @@ class Session:
         for name in request.ignored:
             ignored[name if name in ignored or len(ignored) < MAX_IGNORED else "others"] += 1
         self.counters.unknown_keys += request.unknown_keys
+        self.counters.replaced_surrogates += request.replaced_surrogates
 
     def _add_turn(
         self,
@@ -492,6 +493,9 @@ class Session:
         counters.malformed_calls += turn.malformed_calls
         counters.recovered_calls += len(answer.recovered)
         counters.recovered_kinds.update(answer.recovered)
+        for piece in prepared.request.pieces[place.first_new_piece :]:
+            if piece.note:
+                counters.ignored[f"content.{piece.note}"] += 1
         counters.tools_changed += place.tools_changed
         counters.forged_controls += place.forged
         counters.edits += left is not None and left.kind == "edit"

@@ -12,6 +12,35 @@ import json
 import re
 from collections.abc import Iterator
 
+_LONE = re.compile(
+    rb"\\\\|\\u[dD][89aAbB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"|(?P<lone>\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
+)
+
+
+def mend_unicode(body: bytes) -> tuple[bytes, int]:
+    """Return a JSON text in which U+FFFD stands for each half of a character, and for bytes that
+    are no UTF-8; and their number. Programs that cut a text inside an emoji send such halves.
+    """
+    count = 0
+    if not body.isascii():
+        try:
+            body.decode()
+        except UnicodeDecodeError:
+            text = body.decode(errors="replace")
+            count = max(1, text.count("\ufffd") - body.count(b"\xef\xbf\xbd"))
+            body = text.encode()
+    if b"\\ud" not in body and b"\\uD" not in body:
+        return body, count
+
+    def replace(found: re.Match[bytes]) -> bytes:
+        nonlocal count
+        count += found["lone"] is not None
+        return b"\\ufffd" if found["lone"] else found[0]
+
+    return _LONE.sub(replace, body), count
+
+
 _read_value = json.JSONDecoder().raw_decode
 _SPACE = re.compile(r"[ \t\n\r]*")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.sections.gateway import ControlText, GatewayLimitsConfig
-from runners.gateway.calls.families import PARSERS
+from runners.gateway.calls.families import OWN_IDS, PARSERS
 from runners.gateway.calls.values import Tools
 from runners.gateway.conversation import TurnRequest
 from runners.gateway.dialects.contract import ParsedRequest
@@ -81,6 +81,8 @@ class TextWork:
         self._renderer = renderer
         self._guard = guard
         self._parser = PARSERS[family]
+        self.own_ids = family in OWN_IDS
+        """The template repeats the policy's own ids of calls."""
         kept = set(tokenizer.convert_tokens_to_ids(self._parser.kept_stops))
         self._ends = frozenset(renderer.get_stop_token_ids()) - kept
 

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 from conf.sections.gateway import GatewayLimitsConfig
 from runners.gateway.dialects.transfer import piece_to_plain, to_plain
 from runners.gateway.refusal import OverLimit, Refused
+from runners.gateway.texts.json_text import mend_unicode
 from runners.gateway.texts.request_cache import marks_to_plain
 from runners.gateway.texts.text_work import TextWork, make_text_work, parse_first, parse_request
 
@@ -91,12 +92,14 @@ def do_job(
 
 def _parse(limits: GatewayLimitsConfig, job: dict[str, Any], body: bytes) -> dict[str, Any]:
     """Return a request, and as ``read`` what was read of its body, as plain values."""
+    body, replaced = mend_unicode(body)
     asked = (job["path"], body, job["headers"], limits, job["max_context_tokens"])
     parsed, read = parse_first(*asked) if job["with_marks"] else (parse_request(*asked), None)
     if read is None:
-        return to_plain(parsed) | {"read": None}
+        return to_plain(parsed) | {"read": None, "replaced": replaced}
     pieces = [piece_to_plain(piece) for piece in read.pieces]
-    return to_plain(parsed, read.pieces) | {"read": marks_to_plain(read) | {"pieces": pieces}}
+    marks = marks_to_plain(read) | {"pieces": pieces}
+    return to_plain(parsed, read.pieces) | {"read": marks, "replaced": replaced}
 
 
 def answer_job(

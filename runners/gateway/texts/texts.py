@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from conf.sections.gateway import GatewayLimitsConfig
+from runners.gateway.calls.call_ids import name_calls
 from runners.gateway.conversation import Piece, TurnRequest, group_messages
 from runners.gateway.dialects.append_only_list import AppendOnlyList
 from runners.gateway.dialects.contract import ParsedRequest
@@ -21,6 +22,7 @@ from runners.gateway.dialects.endpoints import DIALECTS
 from runners.gateway.dialects.transfer import from_plain, read_pieces
 from runners.gateway.fair_scheduling import FairScheduler, Result
 from runners.gateway.refusal import OverLimit, RefusalKind
+from runners.gateway.texts.json_text import mend_unicode
 from runners.gateway.texts.request_cache import Continuation, KnownBody, RequestCache, read_marks
 from runners.gateway.texts.text_pool import TextFailed, TextPool
 from runners.gateway.texts.text_work import (
@@ -125,16 +127,18 @@ class Texts:
 
         ``known``: the bodies that the session has sent; this one is added to them.
         """
-        whole, found, known = b"", None, known or RequestCache()
+        whole, found, known, replaced = b"", None, known or RequestCache(), 0
         if self._pool is None or sum(map(len, body)) <= SHORT_BODY:
-            whole = b"".join(body)
+            whole, replaced = mend_unicode(b"".join(body))
+            body = [whole]
             with suppress(ValueError, RecursionError):
                 found = known.find(path, whole, DIALECTS[path].conversation)
             if self._pool is None or _has_few_values(found.new_bytes() if found else whole):
-                return await self._at_once(
+                parsed = await self._at_once(
                     session_id,
                     lambda: self._parse(path, whole, found, headers, max_context_tokens, known),
                 )
+                return _with_replaced(parsed, replaced)
         plain = await self._run(
             session_id,
             {
@@ -159,7 +163,7 @@ class Texts:
                 KnownBody(path, whole, *ends, AppendOnlyList(marks), AppendOnlyList(items)), found
             )
         pieces = await _in_slices(lambda part: read_pieces(part, items), plain["pieces"])
-        return from_plain(plain, pieces)
+        return _with_replaced(from_plain(plain, pieces), replaced or plain["replaced"])
 
     def _parse(
         self,
@@ -182,7 +186,9 @@ class Texts:
         work = self._work
         if work is None:
             return NO_IDS
-        messages = group_messages(request.pieces, request.tools)
+        messages = name_calls(
+            group_messages(request.pieces, request.tools), request.pieces, own_ids=work.own_ids
+        )
         values = (*request.tools, *(piece.arguments for piece in request.pieces))
         size = _size(request.pieces) + _size_of_values(values)
         if self._pool is None or size <= SHORT_TEXT:
@@ -205,7 +211,9 @@ class Texts:
         if work is None:
             return NO_IDS
         pieces = request.pieces[first_new_piece:]
-        messages = group_messages(pieces, request.tools)
+        messages = name_calls(
+            group_messages(pieces, request.tools), request.pieces, own_ids=work.own_ids
+        )
         start = self._tail_start(path[:prompt_length])
         tail = path[start or 0 :]
         held = prompt_length - (start or 0)
@@ -286,6 +294,12 @@ class Texts:
             raise OverLimit(
                 RefusalKind.TOO_LARGE, f"the text of this request cannot be tokenised: {failed}"
             ) from failed
+
+
+def _with_replaced(parsed: ParsedRequest, replaced: int) -> ParsedRequest:
+    if not replaced:
+        return parsed
+    return replace(parsed, request=replace(parsed.request, replaced_surrogates=replaced))
 
 
 async def _in_slices(

@@ -59,7 +59,7 @@ def result(text: Any, call_id: str = "call_1") -> dict[str, Any]:
         ({"model": ...}, "model: Field required"),
         ({"messages": []}, "messages: "),
         ({"messages": "hi"}, "messages: "),
-        ({"messages": [{"role": "function", "name": "f", "content": "x"}]}, "'function' found"),
+        ({"messages": [{"role": "robot", "name": "f", "content": "x"}]}, "'robot' found"),
         ({"messages": [{"role": "user", "content": None}]}, "messages.0.user.content: "),
         ({"messages": [{"role": "user", "content": [{"type": "video"}]}]}, "messages.0.user"),
         ({"messages": [user("")]}, "messages: all of it is empty"),
@@ -84,10 +84,6 @@ def result(text: Any, call_id: str = "call_1") -> dict[str, Any]:
         ({"tools": [{"name": "flat"}]}, "tools.0.other.type: Field required"),
         ({"functions": [{"name": "f"}]}, "functions: legacy functions are not served: use tools"),
         ({"function_call": "auto"}, "function_call: legacy functions are not served"),
-        (
-            {"messages": [{"role": "assistant", "function_call": {"name": "f"}}, user("x")]},
-            "function_call: legacy function calls are not served: use tool_calls",
-        ),
     ],
 )
 def test_a_malformed_request_is_refused_by_name(changes: dict[str, Any], named: str) -> None:

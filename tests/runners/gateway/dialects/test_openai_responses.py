@@ -70,8 +70,7 @@ def output(value: Any, **more: Any) -> dict[str, Any]:
         ({"input": ""}, "input: all of it is empty"),
         ({"input": 7}, "input: "),
         ({"input": [{"role": "robot", "content": "x"}]}, "input.0.message.role: "),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "'item_reference' found"),
-        ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "'compaction' found"),
+        ({"input": [{"type": "robot", "id": "msg_1"}]}, "'robot' found"),
         ({"input": [message("user", "a"), message("assistant", "b")]}, "prefilled"),
         ({"input": [message("user", "a"), function_call()]}, "prefilled"),
         ({"input": [function_call(arguments=7), output("x")]}, "input.0.function_call.arguments: "),  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from runners.gateway.conversation import Piece, TurnRequest, group_messages
 from runners.gateway.dialects.endpoints import DIALECTS
 from runners.gateway.dialects.transfer import from_plain, read_pieces, to_plain
 from runners.gateway.refusal import OverLimit, RefusalKind, Refused
-from runners.gateway.texts.json_text import find_items, find_list
+from runners.gateway.texts.json_text import find_items, find_list, mend_unicode
 from runners.gateway.texts.request_cache import RequestCache
 from runners.gateway.texts.text_pool import TextFailed, TextPool
 from runners.gateway.texts.text_work import TextWork, make_text_work, parse_request
@@ -432,3 +432,32 @@ async def test_a_turn_with_a_long_prompt_is_the_same_as_ever(
     expected = work.render([{"role": "user", "content": text}], []).ids
     assert engine.seen.requests[-1]["input_ids"] == expected
     assert gateway.turns("s1")[0].prompt_new.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("sent", "mended", "count"),
+    [
+        (b'"a\\ud83d"', b'"a\\ufffd"', 1),
+        (b'"\\uDE00 \\ud83d\\ud83d\\ude00"', b'"\\ufffd \\ufffd\\ud83d\\ude00"', 2),
+        (b'"\\\\ud83d"', b'"\\\\ud83d"', 0),
+        (b'"\\ud83d\\n"', b'"\\ufffd\\n"', 1),
+        ('"é😀"'.encode(), '"é😀"'.encode(), 0),
+        ('"é'.encode() + '😀"'.encode()[:3] + b'"', '"é\ufffd"'.encode(), 1),
+        (b'"\xed\xa0\xbd"', '"\ufffd\ufffd\ufffd"'.encode(), 3),
+    ],
+)
+def test_half_a_character_becomes_the_replacement_character(
+    sent: bytes, mended: bytes, count: int
+) -> None:
+    assert mend_unicode(sent) == (mended, count)
+
+
+@pytest.mark.parametrize(("path", "body"), bodies(), ids=[path for path, _ in bodies()])
+async def test_half_a_character_in_a_request_is_counted_whatever_reads_it(
+    path: str, body: bytes, tokenizer_dir: Path, work: TextWork
+) -> None:
+    limits = make_limits()
+    halves = body.replace(b'"hi"', b'"hi \\ud83d"')
+    at_once = await Texts(work, limits).parse("s", path, [halves[:50], halves[50:]], {}, 5000)
+    assert "hi \ufffd" in [piece.text for piece in at_once.request.pieces]
+    assert at_once.request.replaced_surrogates == 1

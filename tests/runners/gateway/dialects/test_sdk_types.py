@@ -1,0 +1,142 @@
+"""Every body that the types of the vendors' SDKs allow is read: each member of each union once.
+
+The types are TypedDicts; ``anthropic``'s are looked at where it is installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import types
+from collections.abc import Iterator
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NotRequired,
+    Required,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import orjson
+import pytest
+from pydantic import BaseModel
+from typing_extensions import TypeAliasType, is_typeddict
+
+from runners.gateway.dialects.contract import ParsedRequest
+from runners.gateway.dialects.endpoints import DIALECTS
+
+MAX_DEPTH = 5
+PLAIN = {str: "text", int: 1, float: 0.5, bool: True, object: {"any": [1, None]}}
+
+
+def examples(kind: Any, depth: int = 0) -> Iterator[Any]:
+    """Yield values of a type: one per member of each union, and per optional field."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin in (Required, NotRequired, Annotated):
+        yield from examples(args[0], depth)
+    elif isinstance(kind, TypeAliasType):
+        yield from examples(kind.__value__, depth)
+    elif origin is Literal:
+        yield args[0]
+    elif origin in (Union, types.UnionType):
+        for member in args:
+            yield from examples(member, depth)
+    elif is_typeddict(kind):
+        yield from _objects(kind, depth)
+    elif isinstance(kind, type) and issubclass(kind, BaseModel):
+        fields = {name: field.annotation for name, field in kind.model_fields.items()}
+        yield {name: next(examples(hint, depth + 1), None) for name, hint in fields.items()}
+    elif origin is dict or kind is dict:
+        yield {}
+    elif origin is not None and args:  # lists, iterables
+        inner = list(examples(args[-1], depth + 1)) if depth < MAX_DEPTH else []
+        yield inner[:1]
+        yield from ([each] for each in inner[1:])
+    elif kind is type(None):
+        yield None
+    else:
+        yield PLAIN.get(kind, "x")
+
+
+def _objects(kind: Any, depth: int) -> Iterator[dict[str, Any]]:
+    if depth > MAX_DEPTH:
+        return
+    hints = get_type_hints(kind, include_extras=True)
+    values = {name: list(examples(hint, depth + 1))[:200] for name, hint in hints.items()}
+    required = [name for name, hint in hints.items() if get_origin(hint) is Required]
+    least = {name: values[name][0] for name in required if values[name]}
+    yield least
+    for name, found in values.items():
+        for value in found if depth < 3 else found[:2]:
+            if name not in least or least[name] != value:
+                yield {**least, name: value}
+
+
+def parse(path: str, body: dict[str, Any]) -> ParsedRequest:
+    return DIALECTS[path].parse_request(orjson.dumps(body), {})
+
+
+def refused(path: str, bodies: Iterator[dict[str, Any]]) -> tuple[int, dict[str, str]]:
+    """Return the number of bodies, and those that are refused, by what is said."""
+    count = 0
+    faults: dict[str, str] = {}
+    for body in bodies:
+        count += 1
+        try:
+            parse(path, body)
+        except Exception as error:  # each is a finding
+            said = f"{type(error).__name__}: {error}"[:200]
+            faults.setdefault(said, orjson.dumps(body).decode()[:300])
+    return count, faults
+
+
+def test_every_message_of_chat_completions_is_read() -> None:
+    module = importlib.import_module("openai.types.chat")
+    user = {"role": "user", "content": "Go on."}
+    bodies = (
+        {"model": "m", "messages": [user, message, user]}
+        for message in examples(module.ChatCompletionMessageParam)
+    )
+    count, faults = refused("/v1/chat/completions", bodies)
+    assert count > 40
+    assert faults == {}
+
+
+def test_every_item_of_responses_is_read() -> None:
+    module = importlib.import_module("openai.types.responses")
+    user = {"role": "user", "content": "Go on."}
+    bodies = (
+        {"model": "m", "input": [user, item, user]}
+        for item in examples(module.ResponseInputItemParam)
+    )
+    count, faults = refused("/v1/responses", bodies)
+    assert count > 150
+    assert faults == {}
+
+
+@pytest.mark.parametrize("name", ["types.MessageParam", "types.beta.BetaMessageParam"])
+def test_every_message_of_anthropic_s_api_is_read(name: str) -> None:
+    pytest.importorskip("anthropic", reason="anthropic is not installed")
+    path, _, attribute = name.rpartition(".")
+    module = importlib.import_module(f"anthropic.{path}")
+    user = {"role": "user", "content": "Go on."}
+    bodies = (
+        {"model": "m", "max_tokens": 9, "messages": [user, message, user]}
+        for message in examples(getattr(module, attribute))
+        if _is_of_its_role(message)
+    )
+    count, faults = refused("/v1/messages", bodies)
+    assert count > 40
+    assert faults == {}
+
+
+def _is_of_its_role(message: dict[str, Any]) -> bool:
+    """Return whether every block can stand in a message of its role, which the types do not say."""
+    owners = {"tool_use": "assistant", "thinking": "assistant", "tool_result": "user"}
+    blocks = message.get("content", ())
+    if not isinstance(blocks, list):
+        return bool(blocks)
+    return all(owners.get(block["type"], message["role"]) == message["role"] for block in blocks)
