@@ -56,4 +56,5 @@ def _route(
     if parent is not None and parent.routing is not None:
         kept = np.flatnonzero(rng.random(shared) < 0.98)
         experts[kept], valid[kept] = parent.routing.experts[kept], parent.routing.valid[kept]
+        valid[-1] = False  # it may be a token in the middle of the parent
     return Routing(experts, valid)

@@ -46,7 +46,7 @@ def test_siblings_share_the_rollout_and_train_each_token_once(tmp_path: Path) ->
         BASE, rollout, sample_config("fanout.train_compaction=true"), evaluation=False
     )
     kinds = [sibling.metadata["agentrl"]["kind"] for sibling in siblings]
-    assert kinds == ["wipe", "subagent", "wipe", "compaction", "final"]
+    assert kinds == ["edit", "subagent", "wipe", "compaction", "final"]
     assert {(sibling.rollout_id, sibling.index) for sibling in siblings} == {(41, 41)}
     side = sum(int(c.loss_mask.sum()) for c in rollout.segments if c.kind == "side")
     sampled = sum(len(turn.output_ids) for turn in rollout.turns)

@@ -27,6 +27,14 @@ from runners.gateway.tree.prefix_matching import (
 from runners.records.graph import TurnNode
 
 WORDS = st.text("ab", min_size=1, max_size=2)
+
+
+def has_own_ids(said: list[Piece]) -> bool:
+    """Return whether each call has an id of its own, as the gateway gives them."""
+    ids = [piece.tool_id for piece in said if piece.kind == "tool_call"]
+    return len(set(ids)) == len(ids)
+
+
 OUTSIDE = st.one_of(
     st.builds(lambda text: Piece(0, "user", "text", text), WORDS),
     st.builds(lambda text: Piece(0, "system", "text", text), WORDS),
@@ -45,7 +53,7 @@ SAID = st.lists(
     ),
     min_size=1,
     max_size=3,
-).filter(lambda said: not is_blank(said))
+).filter(lambda said: not is_blank(said) and has_own_ids(said))
 TURNS = st.lists(st.tuples(st.lists(OUTSIDE, min_size=1, max_size=3), SAID), min_size=1, max_size=4)
 
 
