@@ -33,7 +33,8 @@ CLOSES_ITSELF = re.compile(
     r"""</parameter>\s*(<parameter[ =]|</function>|</invoke>)
     |</arg_value(:opensource)?>\s*(<arg_key|</tool_call)
     |</｜DSML｜parameter>\s*(<｜DSML｜parameter|</｜DSML｜invoke>)
-    |</parameter1>\s*(<parameter[ =]|</function>|</invoke>)""",
+    |</parameter1>\s*(<parameter[ =]|</function>|</invoke>)
+    |<\|(im_end|call)\|>""",  # which end a turn
     re.VERBOSE,
 )
 AMBIGUOUS_WORDS = ("null", "None", "True", "False")

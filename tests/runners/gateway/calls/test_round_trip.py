@@ -68,6 +68,7 @@ def test_a_call_is_read_as_its_template_writes_it(family: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_twenty_thousand_calls_are_read_as_their_template_writes_them(family: str) -> None:
     calls, seeds = 0, itertools.count(30)
