@@ -38,8 +38,9 @@ def masked(record: RolloutRecord, line: str = "") -> dict[int, Any]:
 def test_a_trained_rollout_has_masked_what_its_fan_out_leaves_out() -> None:
     assert masked(a_rollout()) == SIDE
     assert masked(a_rollout(), "fanout=collapse") == COLLAPSED
+    # Kept are the final chain and, of those with the most sampled tokens, the first.
     assert masked(a_rollout(), "fanout.max_segments=2 fanout.train_side=true") == {
-        2: "many", 3: "many", 4: "many", 1: "many",
+        0: "many", 2: "many", 3: "many", 4: "many",
     }  # fmt: skip
 
 
