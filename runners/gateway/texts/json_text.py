@@ -13,9 +13,12 @@ import re
 from collections.abc import Iterator
 
 _LONE = re.compile(
-    rb"\\\\|\\u[dD][89aAbB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-    rb"|(?P<lone>\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
+    rb"\\u[dD](?:[89aAbB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+    rb"|(?<!\\u[dD][89aAbB][0-9a-fA-F]{2}\\u[dD])[c-fC-F][0-9a-fA-F]{2})"
 )
+"""Half of a character, escaped, without the other half."""
+_BACKSLASH, _HELD = rb"\\", b"\xff\xff"
+"""A backslash, escaped, and what stands for it in between: bytes that no UTF-8 has."""
 
 
 def mend_unicode(body: bytes) -> tuple[bytes, int]:
@@ -33,12 +36,9 @@ def mend_unicode(body: bytes) -> tuple[bytes, int]:
     if b"\\ud" not in body and b"\\uD" not in body:
         return body, count
 
-    def replace(found: re.Match[bytes]) -> bytes:
-        nonlocal count
-        count += found["lone"] is not None
-        return b"\\ufffd" if found["lone"] else found[0]
-
-    return _LONE.sub(replace, body), count
+    # no function is called per match: the loop waits for this, and a body may hold nothing else
+    mended, lone = _LONE.subn(rb"\\ufffd", body.replace(_BACKSLASH, _HELD))
+    return mended.replace(_HELD, _BACKSLASH), count + lone
 
 
 _read_value = json.JSONDecoder().raw_decode

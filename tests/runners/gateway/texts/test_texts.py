@@ -440,6 +440,8 @@ async def test_a_turn_with_a_long_prompt_is_the_same_as_ever(
         (b'"a\\ud83d"', b'"a\\ufffd"', 1),
         (b'"\\uDE00 \\ud83d\\ud83d\\ude00"', b'"\\ufffd \\ufffd\\ud83d\\ude00"', 2),
         (b'"\\\\ud83d"', b'"\\\\ud83d"', 0),
+        (b'"\\\\\\ud83d"', b'"\\\\\\ufffd"', 1),
+        (b'"\\\\ud83d\\ude00"', b'"\\\\ud83d\\ufffd"', 1),
         (b'"\\ud83d\\n"', b'"\\ufffd\\n"', 1),
         ('"é😀"'.encode(), '"é😀"'.encode(), 0),
         ('"é'.encode() + '😀"'.encode()[:3] + b'"', '"é\ufffd"'.encode(), 1),
