@@ -39,6 +39,14 @@ from runners.records.record import (
     Turn,
 )
 
+DropReason = Literal[
+    "unfinished", "collapsed", "side", "subagent", "compaction", "empty", "long", "many"
+]
+"""``unfinished``: the whole rollout, which ran out of its budget; ``collapsed``, ``side``,
+``subagent``, ``compaction``: the configuration does not train such a segment; ``empty``: nothing
+was sampled in it; ``long``, ``many``: a cap.
+"""
+
 
 class ChainError(AgentrlError):
     """Stored turns contradict each other: a token would be lost or trained twice."""
@@ -259,15 +267,6 @@ def common_prefix_length(first: NDArray[np.integer[Any]], *others: NDArray[np.in
     return length
 
 
-DropReason = Literal[
-    "unfinished", "collapsed", "side", "subagent", "compaction", "empty", "long", "many"
-]
-"""``unfinished``: the whole rollout, which ran out of its budget; ``collapsed``, ``side``,
-``subagent``, ``compaction``: the configuration does not train such a segment; ``empty``: nothing
-was sampled in it; ``long``, ``many``: a cap.
-"""
-
-
 def choose_segments(
     segments: Iterable[Segment], config: FanoutConfig
 ) -> tuple[list[Segment], dict[int, DropReason]]:
@@ -307,6 +306,18 @@ def divide_advantage(kept: Sequence[Segment], rule: ShareName) -> list[float]:
             return [float(segment.kind == "final") for segment in kept]
         case "root_only":
             return [float(_on_main_thread(segment)) for segment in kept]
+
+
+def trains_without_advantage(trainer: TrainerConfig) -> bool:
+    """Return whether tokens with an advantage of 0 have a gradient: a KL penalty, an entropy bonus,
+    a teacher, or a loss of the user's own, which may do anything.
+    """
+    return isinstance(trainer, LocalTrainerConfig) and (
+        isinstance(trainer.loss, PluginConfig)
+        or trainer.kl.weight > 0
+        or trainer.entropy_bonus > 0
+        or trainer.distill.url is not None
+    )
 
 
 def _unwanted(segment: Segment, config: FanoutConfig) -> DropReason | None:
@@ -358,15 +369,3 @@ def _on_main_thread(segment: Segment) -> bool:
 
 def _sampled(segment: Segment) -> int:
     return int(segment.loss_mask.sum())
-
-
-def trains_without_advantage(trainer: TrainerConfig) -> bool:
-    """Return whether tokens with an advantage of 0 have a gradient: a KL penalty, an entropy bonus,
-    a teacher, or a loss of the user's own, which may do anything.
-    """
-    return isinstance(trainer, LocalTrainerConfig) and (
-        isinstance(trainer.loss, PluginConfig)
-        or trainer.kl.weight > 0
-        or trainer.entropy_bonus > 0
-        or trainer.distill.url is not None
-    )

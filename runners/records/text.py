@@ -16,11 +16,16 @@ import orjson
 
 from conf.errors import error_text
 
+SHOWN_BEFORE = 60
+"""Characters before the first difference of two texts that are shown."""
 _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # escape sequences, carriage returns
     "\ud800-\udfff"  # surrogates, from bytes that were not UTF-8
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"  # Bidi_Control: text would read otherwise
 )
+_LEVELS = 200
+"""Levels of nesting that are written; orjson reads 254."""
+_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 
 def make_printable(text: str) -> str:
@@ -35,6 +40,15 @@ def make_line(text: str, limit: int) -> str:
     return make_printable(shorten(" ".join(text[: 2 * limit].split()), limit))
 
 
+def shorten(text: str, limit: int) -> str:
+    """Return ``text`` in at most ``limit`` characters: of a longer one the end is left out.
+
+    >>> shorten("abcdef", 4)
+    'abc…'
+    """
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
 def cut_excerpts(before: str, after: str, limit: int) -> tuple[str, str]:
     """Return at most ``limit`` characters of each text, from just before the first difference.
 
@@ -45,22 +59,6 @@ def cut_excerpts(before: str, after: str, limit: int) -> tuple[str, str]:
     at = next((n for n, (b, a) in pairs if b != a), min(len(before), len(after)))
     start = max(0, at - SHOWN_BEFORE)
     return before[start : start + limit], after[start : start + limit]
-
-
-def shorten(text: str, limit: int) -> str:
-    """Return ``text`` in at most ``limit`` characters: of a longer one the end is left out.
-
-    >>> shorten("abcdef", 4)
-    'abc…'
-    """
-    return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
-SHOWN_BEFORE = 60
-"""Characters before the first difference of two texts that are shown."""
-_LEVELS = 200
-"""Levels of nesting that are written; orjson reads 254."""
-_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 
 def clean_text(text: str) -> str:

@@ -1,6 +1,7 @@
-"""The contract of an attempt: its harness, the rollout to run, the context that all attempts share;
-its result and record, the outcomes of an exception and of a verdict, the result of a stored one.
+"""Data of an attempt: all that goes into one and comes out, on whichever machine it runs.
 
+In: the rollout to run, the context that all attempts share, the contract of a harness. Out: the
+attempt's record with its outcome, and from a stored record the result that its grader received.
 Names, seeds and sampling temperature of rollouts are derived from the configuration: one seed per
 named thing of a run, so that what is drawn for one thing does not move another.
 """
@@ -34,6 +35,8 @@ from runners.tasks.repositories.task_repositories import use_repository_as_is
 
 TAIL = 2000
 """Bytes of a program's output that its result keeps."""
+AGENT_CODE = "agent_code"
+"""Key of a record's ``extra``: the code with which the agent itself ended, once it is graded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,10 +195,6 @@ class AttemptResult:
 Execute = Callable[[AttemptContext, RolloutSpec, int, float], Awaitable[AttemptResult]]
 """Runs attempt number n of a rollout, which has waited so many seconds; raises as ``Attempt.run``.
 """
-
-
-AGENT_CODE = "agent_code"
-"""Key of a record's ``extra``: the code with which the agent itself ended, once it is graded."""
 
 
 def make_record(

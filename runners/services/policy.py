@@ -1,5 +1,6 @@
-"""The policy that a run starts from, the shape of its routing, and the examples that it trains on,
-which are opened with the policy's tokenizer, the same whenever it is resumed.
+"""The beginnings of a run: its policy, the shape of the policy's routing, its examples to train on.
+
+All are the same whenever the run is resumed; the examples are read with the policy's tokenizer.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from runners.training.supervised.examples import (
     ExamplesError,
     load_examples,
 )
+
+EXAMPLES = "examples"
+"""Kind of the event that holds the digest of the file with which the run began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +84,6 @@ def find_captured_shape(config: Config, weights: Path | None) -> RoutingShape | 
         )
     # With routing_replay=recompute the trainer records its own choices, not the engine's.
     return shape if isinstance(mode, RoutingRolloutConfig) else None
-
-
-EXAMPLES = "examples"
-"""Kind of the event that holds the digest of the file with which the run began."""
 
 
 def open_examples(config: Config, tokenizer: Path | None, weights: Path | None) -> Examples | None:

@@ -1,5 +1,6 @@
-"""The part of training that needs no torch: its error, the contract of policy losses, which
-plug-ins and their check import, and the call of a loss of the user's own.
+"""The contract of policy losses, the call of a loss of the user's own, and the error of training.
+
+Loads no torch: plug-ins and their check import it.
 
 Invariant: a loss is a number per trained token. How tokens are averaged, and the importance weights
 that correct an engine's difference, are the trainer's: they multiply what a loss returns.

@@ -74,14 +74,14 @@ class Sample:
         return bool(self.trained_advantages.any())
 
 
+Rollout = Sequence[Sample]
+"""Every sample of one rollout; empty if nothing of it is trained."""
+
+
 def has_gradient(sample: Sample, trainer: TrainerConfig) -> bool:
     """Return whether a sample changes the weights, as far as its advantage decides it."""
     trains = sample.has_advantage or trains_without_advantage(trainer)
     return trains and bool(sample.loss_mask.any())
-
-
-Rollout = Sequence[Sample]
-"""Every sample of one rollout; empty if nothing of it is trained."""
 
 
 def compute_token_weights(

@@ -19,7 +19,10 @@ async def wait_for_any(*events: asyncio.Event) -> None:
 
 @asynccontextmanager
 async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
-    """Run tasks together; the first failure cancels the others and is raised."""
+    """Run tasks together; the first failure cancels the others and is raised.
+
+    It is raised itself, not in an exception group: callers can catch the types that they know.
+    """
     try:
         async with asyncio.TaskGroup() as group:
             yield group

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import takewhile
 
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
-from runners.records.graph import ChainError, build_segments
+from runners.records.graph import ChainError, build_segments, common_prefix_length
 from runners.records.record import Turn
 from tests.fakes.turn_graphs import make_turn, sessions
+
+IDS = st.lists(st.integers(0, 2), max_size=6)
 
 
 @given(sessions())
@@ -89,3 +93,23 @@ def test_each_chain_has_the_kind_of_its_branch_and_position() -> None:
     assert [chain.own_turns for chain in chains] == [(0, 3), (1,), (2,), (4,), (5,), (6,), (7,)]
     assert chains[3].turns == (0, 4), "a summary stands after the history that it sums up"
     assert chains[3].loss_mask.tolist() == [False, False, False, True]
+
+
+@given(IDS, st.lists(IDS, min_size=1, max_size=4))
+def test_a_common_prefix_is_what_all_sequences_share(
+    prefix: list[int], tails: list[list[int]]
+) -> None:
+    rows = [[*prefix, *tail] for tail in tails]
+    columns = zip(*rows, strict=False)
+    expected = len(list(takewhile(lambda column: len(set(column)) == 1, columns)))
+    assert common_prefix_length(*(np.array(row, np.int32) for row in rows)) == expected
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "length"),
+    [([], [], 0), ([], [1], 0), ([1, 2], [1, 2, 3], 2), ([1, 2], [2], 0), ([0, 1], [0, 2], 1)],
+)
+def test_the_common_prefix_of_a_sequence_that_ends_or_differs_at_once(
+    left: list[int], right: list[int], length: int
+) -> None:
+    assert common_prefix_length(np.array(left, np.int32), np.array(right, np.int32)) == length
