@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 import re
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from conf.errors import AgentrlError, ExitCode, error_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from rich.console import Console
 
@@ -124,16 +125,42 @@ def stdout() -> Console:
     return make_console(stderr=False)
 
 
+@contextmanager
+def keep_stdout_for_json() -> Iterator[None]:
+    """Send to stderr what libraries and plug-ins print, so that stdout has the document alone.
+
+    Ray's driver, for one, prints there that a node has died.
+    """
+    documents = sys.stdout
+    _documents.append(documents)
+    sys.stdout = sys.stderr
+    try:
+        yield
+    finally:
+        sys.stdout = documents
+        _documents.remove(documents)
+
+
+_documents: list[TextIO] = []
+"""The stream of documents, within ``keep_stdout_for_json``."""
+
+
+def json_stream() -> TextIO:
+    """Return the stream of a command's JSON."""
+    return _documents[-1] if _documents else sys.stdout
+
+
 def print_json(document: dict[str, Any]) -> None:
-    """Print the document of ``--json`` on one line, the last one of stdout.
+    """Print the document of ``--json`` on one line.
 
     It is strict JSON in ASCII, so that every reader and every locale can read it: NaN and infinity
     become null.
     """
     from runners.records.text import dumps, loads
 
-    sys.stdout.write(json.dumps(loads(dumps(document)), allow_nan=False) + "\n")
-    sys.stdout.flush()
+    stream = json_stream()
+    stream.write(json.dumps(loads(dumps(document)), allow_nan=False) + "\n")
+    stream.flush()
 
 
 def report_error(message: str) -> None:

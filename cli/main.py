@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
 from io import TextIOWrapper
 
 from cli.complete_line import print_completions
@@ -20,7 +21,7 @@ def main(arguments: list[str] | None = None) -> None:
         print_completions(line)
         return
     from cli.app import app
-    from cli.invocation import Invocation
+    from cli.invocation import Invocation, keep_stdout_for_json
 
     # Known before the arguments are parsed, so that every later error can be printed as JSON.
     words = sys.argv[1:] if arguments is None else arguments
@@ -31,12 +32,13 @@ def main(arguments: list[str] | None = None) -> None:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        try:
-            # typer would print its own errors, about options and arguments, as text alone
-            code = app(arguments, prog_name="agentrl", obj=invocation, standalone_mode=not json)
-            sys.exit(code if isinstance(code, int) else 0)
-        except Exception as error:  # the top of the process
-            invocation.fail(error)
+        with keep_stdout_for_json() if json else nullcontext():
+            try:
+                # typer would print its own errors, about options and arguments, as text alone
+                code = app(arguments, prog_name="agentrl", obj=invocation, standalone_mode=not json)
+                sys.exit(code if isinstance(code, int) else 0)
+            except Exception as error:  # the top of the process
+                invocation.fail(error)
     except SystemExit as end:
         if arguments is None:
             _leave_threads(end)

@@ -60,6 +60,7 @@ def show(
         show_matrix(overrides or [], as_json=as_json)
         return
 
+    from cli.invocation import json_stream
     from conf.compose import compose_with_origins, to_json, to_yaml
     from conf.exact_tokens import describe_inexactness
     from runners.observe.console import report_warning
@@ -67,4 +68,7 @@ def show(
     config, origins = compose_with_origins(split_command(overrides or [])[1])
     if (inexact := describe_inexactness(config)) is not None:
         report_warning(inexact)
-    sys.stdout.write(to_json(config) if as_json else to_yaml(config, origins))
+    if as_json:
+        json_stream().write(to_json(config))
+    else:
+        sys.stdout.write(to_yaml(config, origins))

@@ -84,3 +84,14 @@ def test_a_key_without_an_answer_is_a_usage_error(agentrl: Agentrl, run_dir: Pat
     done = agentrl("what-if", str(run_dir), "trainer.learning_rate=0.1", "--json")
     assert done.code == 2
     assert "trainer.learning_rate" in json.loads(done.stdout)["error"]
+
+
+def test_what_a_reward_prints_is_beside_the_document(
+    agentrl: Agentrl, run_dir: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def loud(result):\n    print('a reward was here')\n    return 1.0\n"
+    )
+    done = agentrl("what-if", str(run_dir), "reward=mine.py:loud", "--json")
+    assert json.loads(done.stdout)["exit_code"] == done.code
+    assert "a reward was here" in done.stderr
