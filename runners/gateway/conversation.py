@@ -20,6 +20,7 @@ from typing import Any, Literal
 import orjson
 
 from runners.engines.contract import Generation, TextReply
+from runners.gateway.request_limits import bound_shape
 from runners.records.record import MAIN_THREAD
 from runners.records.tokenizer import ParsedResponse, ToolCall
 
@@ -28,6 +29,8 @@ PieceKind = Literal["text", "thinking", "tool_call", "tool_result"]
 StopReason = Literal["end_turn", "tool_use", "max_tokens", "stop_sequence"]
 RequestClass = Literal["main", "subagent", "compaction", "side"]
 
+MAX_NESTING = 64
+"""Of a call: each later request has it in its history, and ``gateway.limits.json_depth`` holds."""
 CONTENT_BYTES = 16
 """Length of a piece's digest without its id."""
 SYSTEM_PROMPT = -1
@@ -278,9 +281,12 @@ def _is_serializable(call: list[Any]) -> bool:
     beyond 64 bits, numbers that are none and deep nesting, all of which a policy can write, cannot.
     """
     try:
-        return b"null" not in orjson.dumps(call) or not _has_odd_number(call)
+        written = orjson.dumps(call)
     except orjson.JSONEncodeError:
         return False
+    if bound_shape(written).depth > MAX_NESTING:
+        return False
+    return b"null" not in written or not _has_odd_number(call)
 
 
 def _has_odd_number(value: Any) -> bool:

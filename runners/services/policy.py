@@ -12,11 +12,11 @@ from conf.errors import ConfigError
 from conf.schema import Config
 from conf.sections.model import TinyModelConfig
 from conf.sections.training import LocalTrainerConfig, RoutingOffConfig, RoutingRolloutConfig
-from runners.gateway.texts.chat_template import make_renderer
+from runners.gateway.texts.chat_template import make_example_renderer
 from runners.records.checkpoints import find_given_files, find_shipped_policy, keep_policy
 from runners.records.routing import RoutingShape
 from runners.records.store import RunStore
-from runners.records.tokenizer import load_tokenizer, read_json
+from runners.records.tokenizer import read_json
 from runners.training.routing import read_routing_shape
 from runners.training.supervised.examples import (
     ExampleReader,
@@ -95,13 +95,16 @@ def open_examples(config: Config, tokenizer: Path | None, weights: Path | None) 
     trainer = config.trainer
     if not isinstance(trainer, LocalTrainerConfig) or trainer.sft.path is None:
         return None
-    renderer = vocabulary = None
+    renderer = vocabulary = guard = None
     if tokenizer is not None and tokenizer.is_dir():
-        renderer = make_renderer(load_tokenizer(tokenizer), config.model.renderer, tokenizer)
+        # as the policy is shown such texts in rollouts
+        renderer, guard = make_example_renderer(
+            tokenizer, config.model.renderer, config.gateway.control_text
+        )
     if weights is not None and weights.is_dir():
         shape = read_json(weights / "config.json")
         vocabulary = shape.get("vocab_size") or shape.get("text_config", {}).get("vocab_size")
-    reader = ExampleReader(config.model.max_context_tokens, vocabulary, renderer)
+    reader = ExampleReader(config.model.max_context_tokens, vocabulary, renderer, guard)
     return load_examples(trainer.sft.path, reader, config.seed)
 
 

@@ -11,6 +11,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from conf.errors import ConfigError
+from runners.gateway.texts.family_renderer import FamilyRenderer
 from runners.gateway.texts.text_work import TextWork
 from runners.records.tokenizer import (
     Renderer,
@@ -43,4 +44,5 @@ def load_family(family: str) -> tuple[TextWork, Renderer, Tokenizer]:
                 token = AddedToken(missing[1], special=True, normalized=False)
                 backend.add_special_tokens([token])
                 continue
-            return TextWork(tokenizer, renderer, family), renderer, tokenizer
+            mended = FamilyRenderer(renderer, tokenizer, family)
+            return TextWork(tokenizer, mended, family), renderer, tokenizer

@@ -76,7 +76,7 @@ _KIMI = TaggedOutput(
         "<|tool_call_begin|>",
         "<|tool_call_argument_begin|>",
         "<|tool_call_end|>",
-        re.compile(r"\s*(?P<id>(?:functions\.)?(?P<name>[\w./-]{1,128}):\d{1,6})\s*"),
+        re.compile(r"\s*(?P<id>(?:functions\.)?(?P<name>[\w./-][\w./:-]{0,127}):\d{1,6})\s*"),
     ),
     section=(
         "<|tool_calls_section_begin|>",
@@ -152,3 +152,6 @@ PARSERS: Mapping[str, OutputParser] = {
 
 OWN_IDS = frozenset({"kimi-k2", "kimi-k2.5"})
 """Families whose template repeats the policy's own ids of calls."""
+
+ORDERED_RESULTS = frozenset({"deepseek-v4"})
+"""Families whose template writes results without ids, in the order of their calls."""

@@ -63,6 +63,9 @@ class _RedactedThinking(WireModel):
 class _Media(WireModel):
     type: Literal["image", "document"]
     source: dict[str, Any]
+    title: str | None = None
+    context: str | None = None
+    """The client's words on a document; the model is to see them, as its title."""
 
 
 class _ToolReference(WireModel):
@@ -307,12 +310,22 @@ def _block_text(block: _Text | _Media | _ToolReference | _OtherBlock) -> str:
             return block.text
         case _ToolReference():
             return reference_text(block.tool_name)
-        case _Media(type="document") if block.source.get("type") == "text" and isinstance(
-            block.source.get("data"), str
-        ):
-            return str(block.source["data"])
         case _:
-            return omission_text(f"{block.type} {block.source.get('media_type', '')}")
+            parts = (block.title, block.context, _source_text(block.type, block.source))
+            return "\n".join(part for part in parts if part)
+
+
+def _source_text(kind: str, source: Mapping[str, Any]) -> str:
+    """Return the text of a document that has one, else a note."""
+    match source:
+        case {"type": "text", "data": str(text)} | {"type": "content", "content": str(text)}:
+            return text
+        case {"type": "content", "content": list(parts)}:
+            texts = (part.get("text") for part in parts if isinstance(part, dict))
+            return "\n".join(
+                text if isinstance(text, str) else omission_text("image") for text in texts
+            )
+    return omission_text(f"{kind} {source.get('media_type', '')}")
 
 
 def _ignored(body: MessagesRequest) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import islice
 from typing import Annotated, Any, LiteralString, TypeVar
 
@@ -72,6 +73,8 @@ class Other(WireModel):
             match rest.pop():
                 case dict() as members:
                     texts += [members[key] for key in _TEXTS if isinstance(members.get(key), str)]
+                    calls = (members.get(key) for key in _CALLS)
+                    texts += [json.dumps(call, ensure_ascii=False) for call in calls if call]
                     rest += [members[key] for key in _PARTS if key in members]
                 case list() as parts:
                     rest += reversed(parts)
@@ -81,8 +84,11 @@ class Other(WireModel):
 
 
 _TEXTS = ("title", "source", "text", "stdout", "stderr", "result", "output", "content")
+_CALLS = ("input", "action")
 _PARTS = ("content", "output", "results")
-"""Members of content that hold text, and those that hold more content."""
+"""Members of content that hold text, those that say what a server was asked for, and those that
+hold more content.
+"""
 
 MAX_UNKNOWN, MAX_KEY = 16, 64
 """Unknown keys of a request that are named, and characters of each: a client makes them up."""

@@ -14,6 +14,7 @@ from pydantic_core import from_json
 from runners.gateway.conversation import SYSTEM_PROMPT, Piece
 from runners.gateway.dialects.append_only_list import AppendOnlyList
 from runners.gateway.dialects.body import Name, RequestBody, Typed, WireModel, omission_text
+from runners.gateway.dialects.json_text import mend_unicode
 from runners.gateway.refusal import STATUS, RefusalKind, Refused
 
 NO_LIMIT = 2**31 - 1
@@ -65,11 +66,16 @@ def arguments_as_text(arguments: object) -> object:
 
 
 def read_arguments(text: str) -> dict[str, Any]:
-    """Return the arguments of a call that came back; text that is no JSON object is put in one."""
+    """Return the arguments of a call that came back; text that is no JSON object is put in one.
+
+    It is JSON within the body's, so halves of characters are escaped twice in there.
+    """
     try:
-        found = from_json(text or "{}", allow_inf_nan=False)
+        found = from_json(mend_unicode(text.strip().encode())[0] or b"{}", allow_inf_nan=False)
     except ValueError:
         found = text
+    if found is None:
+        return {}
     return found if isinstance(found, dict) else {"arguments": text}
 
 

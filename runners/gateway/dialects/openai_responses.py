@@ -63,7 +63,7 @@ class _FunctionCall(WireModel):
     call_id: str
     name: Name
     namespace: str | None = None
-    arguments: str
+    arguments: Annotated[str, BeforeValidator(openai.arguments_as_text)]
 
 
 class _CustomCall(WireModel):
@@ -171,10 +171,15 @@ _OF_ASSISTANT = (
 
 
 def _as_item(item: object) -> object:
-    """Return an item with its type, which messages and references may leave out."""
-    if isinstance(item, dict) and item.get("type") is None:
-        return {**item, "type": "message" if "role" in item else "item_reference"}
-    return item
+    """Return an item with its type, which messages and references may leave out; a reference to a
+    thought is one without its text, as thoughts need not come back.
+    """
+    if not isinstance(item, dict) or item.get("type") not in (None, "item_reference"):
+        return item
+    kind = "message" if "role" in item else "item_reference"
+    if kind == "item_reference" and str(item.get("id")).startswith("rs_"):
+        kind = "reasoning"
+    return {**item, "type": kind}
 
 
 def _as_items(content: object) -> object:

@@ -8,14 +8,16 @@ of its thread is a break, which is counted with its first differing token.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from conf.errors import ConfigError
+from conf.sections.gateway import ControlText
 from conf.sections.model import CHAT_TEMPLATE
 from runners.engines.client import HttpEngine
 from runners.engines.contract import EngineError
+from runners.gateway.texts.control_text import guard_content
 from runners.records.tokenizer import (
     ParsedResponse,
     RenderedTokens,
@@ -23,9 +25,12 @@ from runners.records.tokenizer import (
     Tokenizer,
     ToolCall,
     load_renderer,
+    load_tokenizer,
     read_json,
     token_text,
 )
+
+ExampleGuard = Callable[[list[dict[str, Any]], Any], tuple[list[dict[str, Any]], Any]]
 
 PARSE_S = 30.0
 """Deadline of a parse: SGLang needs a fraction of a millisecond, but its process may be busy."""
@@ -103,6 +108,19 @@ def make_renderer(tokenizer: Tokenizer, family: str, directory: Path) -> Rendere
     if family == CHAT_TEMPLATE:
         return ChatTemplate(tokenizer, directory)
     return load_renderer(tokenizer, family)
+
+
+def make_example_renderer(
+    directory: Path, family: str, control_text: ControlText
+) -> tuple[Renderer, ExampleGuard | None]:
+    """Return the renderer of conversations to learn from, and what their messages and tools are to
+    be passed through before; raises ConfigError.
+    """
+    tokenizer = load_tokenizer(directory)
+    if control_text == "tokens":
+        return make_renderer(tokenizer, family, directory), None
+    marked, guard = guard_content(tokenizer, family)
+    return make_renderer(marked, family, directory), guard.guard_example
 
 
 class ServerParsers:

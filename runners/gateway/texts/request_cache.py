@@ -22,8 +22,8 @@ from runners.gateway.conversation import Piece
 from runners.gateway.dialects.append_only_list import AppendOnlyList
 from runners.gateway.dialects.body import RequestBody
 from runners.gateway.dialects.contract import Dialect, ParsedRequest
+from runners.gateway.dialects.json_text import find_items, find_list, has_member
 from runners.gateway.request_limits import JsonShape, bound_shape, measure_shape
-from runners.gateway.texts.json_text import find_items, find_list, has_member
 from runners.records.graph import common_prefix_length
 
 MAX_BODIES = 8

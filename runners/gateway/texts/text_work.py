@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.sections.gateway import ControlText, GatewayLimitsConfig
-from runners.gateway.calls.families import OWN_IDS, PARSERS
+from runners.gateway.calls.families import ORDERED_RESULTS, OWN_IDS, PARSERS
 from runners.gateway.calls.values import Tools
 from runners.gateway.conversation import TurnRequest
 from runners.gateway.dialects.contract import ParsedRequest
@@ -26,7 +26,8 @@ from runners.gateway.refusal import (
 )
 from runners.gateway.request_limits import check_json_shape
 from runners.gateway.texts.chat_template import make_renderer
-from runners.gateway.texts.control_text import ContentGuard, MarkedTokenizer
+from runners.gateway.texts.control_text import ContentGuard, guard_content
+from runners.gateway.texts.family_renderer import FamilyRenderer
 from runners.gateway.texts.request_cache import (
     Continuation,
     KnownBody,
@@ -83,6 +84,8 @@ class TextWork:
         self._parser = PARSERS[family]
         self.own_ids = family in OWN_IDS
         """The template repeats the policy's own ids of calls."""
+        self.orders_results = family in ORDERED_RESULTS
+        """The template writes results in the order of their calls."""
         kept = set(tokenizer.convert_tokens_to_ids(self._parser.kept_stops))
         self._ends = frozenset(renderer.get_stop_token_ids()) - kept
 
@@ -188,10 +191,11 @@ def make_text_work(tokenizer_dir: Path, renderer: str, control_text: ControlText
     """Return the work with the tokenizer in a directory; raises ConfigError."""
     tokenizer = load_tokenizer(tokenizer_dir)
     if control_text == "tokens":
-        return TextWork(tokenizer, make_renderer(tokenizer, renderer, tokenizer_dir), renderer)
-    marked = MarkedTokenizer(tokenizer)
-    guard = ContentGuard(tokenizer)
-    return TextWork(tokenizer, make_renderer(marked, renderer, tokenizer_dir), renderer, guard)
+        marked, guard = tokenizer, None
+    else:
+        marked, guard = guard_content(tokenizer, renderer)
+    made = FamilyRenderer(make_renderer(marked, renderer, tokenizer_dir), tokenizer, renderer)
+    return TextWork(tokenizer, made, renderer, guard)
 
 
 def parse_request(

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from conf.sections.gateway import GatewayLimitsConfig
+from runners.gateway.dialects.json_text import mend_unicode
 from runners.gateway.dialects.transfer import piece_to_plain, to_plain
 from runners.gateway.refusal import OverLimit, Refused
-from runners.gateway.texts.json_text import mend_unicode
 from runners.gateway.texts.request_cache import marks_to_plain
 from runners.gateway.texts.text_work import TextWork, make_text_work, parse_first, parse_request
 

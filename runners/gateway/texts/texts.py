@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 
 from conf.sections.gateway import GatewayLimitsConfig
-from runners.gateway.calls.call_ids import name_calls
+from runners.gateway.calls.call_ids import name_calls, order_results
 from runners.gateway.conversation import Piece, TurnRequest, group_messages
 from runners.gateway.dialects.append_only_list import AppendOnlyList
 from runners.gateway.dialects.contract import ParsedRequest
 from runners.gateway.dialects.endpoints import DIALECTS
+from runners.gateway.dialects.json_text import mend_unicode
 from runners.gateway.dialects.transfer import from_plain, read_pieces
 from runners.gateway.fair_scheduling import FairScheduler, Result
 from runners.gateway.refusal import OverLimit, RefusalKind
-from runners.gateway.texts.json_text import mend_unicode
 from runners.gateway.texts.request_cache import Continuation, KnownBody, RequestCache, read_marks
 from runners.gateway.texts.text_pool import TextFailed, TextPool
 from runners.gateway.texts.text_work import (
@@ -211,9 +211,10 @@ class Texts:
         if work is None:
             return NO_IDS
         pieces = request.pieces[first_new_piece:]
-        messages = name_calls(
-            group_messages(pieces, request.tools), request.pieces, own_ids=work.own_ids
-        )
+        messages = group_messages(pieces, request.tools)
+        if work.orders_results:
+            messages = order_results(messages, request.pieces, first_new_piece)
+        messages = name_calls(messages, request.pieces, first_new_piece, own_ids=work.own_ids)
         start = self._tail_start(path[:prompt_length])
         tail = path[start or 0 :]
         held = prompt_length - (start or 0)

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -284,7 +285,9 @@ class Branches:
         return PromptIds(memory.append(path, added.ids), added.forged)
 
     def _restore_ids(self, prepared: PreparedRequest, parent: PathNode, first: int) -> TurnRequest:
-        """Return the request with the ids that were issued in those of its pieces that are new."""
+        """Return the request with the ids that were issued in the results among its new pieces, and
+        in their calls.
+        """
         request, own = prepared.request, 0
         """Calls among the new pieces, which keep their ids."""
         wanted: dict[int, int] = {}
@@ -296,13 +299,17 @@ class Branches:
                 wanted[each.first_piece] = each.part.call - own
         if not wanted:
             return request
-        issued = self._latest_ids(parent, max(wanted.values()))
+        most = max(wanted.values())
+        issued = self._latest_ids(parent, most)
         pieces = request.pieces
-        changed = {
-            at: replace(pieces[at], tool_id=issued[ago - 1])
-            for at, ago in wanted.items()
-            if ago <= len(issued) and pieces[at].tool_id != issued[ago - 1]
-        }
+        before = (at for at in range(first - 1, -1, -1) if pieces[at].kind == "tool_call")
+        calls = list(islice(before, most))
+        changed: dict[int, Piece] = {}
+        for at, ago in wanted.items():
+            if ago <= len(issued) and pieces[at].tool_id != (own_id := issued[ago - 1]):
+                # the call's piece too, by which a result finds the name of its tool
+                for place in (at, calls[ago - 1]):
+                    changed[place] = replace(pieces[place], tool_id=own_id)
         if not changed:
             return request
         return replace(request, pieces=[changed.get(at, each) for at, each in enumerate(pieces)])

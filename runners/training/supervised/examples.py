@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -55,6 +55,8 @@ class ExampleReader:
     """Number of ids; None: not known yet."""
     renderer: Renderer | None = None
     """None: there is no tokenizer yet, and conversations are taken as they are."""
+    guard: Callable[[list[dict[str, Any]], Any], tuple[list[dict[str, Any]], Any]] | None = None
+    """Keeps control tokens plain that messages and tools spell."""
 
     def read(self, line: bytes) -> tuple[IdArray, NDArray[np.bool_]]:
         """Return an example's ids, int32 [T], and the mask of those to train, bool [T]; raises
@@ -92,6 +94,8 @@ class ExampleReader:
         if self.renderer is None:
             return [], []
         marks = [bool(message.pop("weight")) for message in messages]
+        if self.guard is not None:
+            messages, tools = self.guard(messages, tools)
         ids, mask = render_example(self.renderer, messages, tools or None, marks)
         _check_mask(mask)
         return ids, mask

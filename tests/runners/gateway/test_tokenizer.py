@@ -16,6 +16,7 @@ from runners.records.tokenizer import (
     tiny_tokenizer,
     write_tiny_tokenizer,
 )
+from tests.fakes.family_tokenizer import load_family
 
 TINY = Tokenizer(tiny_tokenizer(), name_or_path="tiny", eos_token_id=None)
 
@@ -76,3 +77,11 @@ def test_earlier_thoughts_stay_when_a_new_user_message_comes(tokenizer_dir: Path
     bridged = renderer.bridge_to_next_turn(prompt, output, [{"role": "user", "content": "more"}])
     assert bridged is not None
     assert bridged.token_ids[: len(prompt) + len(output)] == prompt + output
+
+
+def test_gpt_oss_without_its_vocabulary_names_the_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", str(tmp_path))
+    with pytest.raises(ConfigError, match="TIKTOKEN_ENCODINGS_BASE"):
+        load_family("gpt-oss")

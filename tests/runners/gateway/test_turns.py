@@ -275,6 +275,7 @@ async def test_a_stop_sequence_ends_the_answer_and_is_not_shown(
         '{"name": "Bash", "arguments": {"n": 123456789012345678901234567890}}',
         '{"name": "Bash", "arguments": {"n": "\\ud800"}}',
         '{"name": "Bash", "arguments": {"n": ' + "9" * 5000 + "}}",
+        '{"name": "Bash", "arguments": {"n": ' + "[" * 80 + "]" * 80 + "}}",
         "[" * 2000,
         "[]",
         "",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from runners.gateway.calls.call_ids import name_calls, read_own_id
+from runners.gateway.calls.call_ids import name_calls, order_results, read_own_id
 from runners.gateway.conversation import Piece, group_messages, issue_id
 
 
@@ -34,7 +36,7 @@ def test_parallel_results_have_the_policy_s_own_ids() -> None:
     pieces = conversation(
         issue_id("call_", "functions.Bash:3"), issue_id("call_", "functions.Read:4")
     )
-    named = name_calls(group_messages(pieces[3:]), pieces, own_ids=True)
+    named = name_calls(group_messages(pieces[3:]), pieces, 3, own_ids=True)
     assert [message["tool_call_id"] for message in named] == [
         "functions.Read:4",
         "functions.Bash:3",
@@ -55,6 +57,27 @@ def test_calls_that_were_not_sampled_here_are_numbered_as_kimi_does() -> None:
 
 def test_results_name_their_tool_where_the_template_does() -> None:
     pieces = conversation("c1", "c2")
-    named = name_calls(group_messages(pieces[3:]), pieces, own_ids=False)
+    named = name_calls(group_messages(pieces[3:]), pieces, 3, own_ids=False)
     assert [message["name"] for message in named] == ["Read", "Bash"]
     assert [message["tool_call_id"] for message in named] == ["c2", "c1"]
+
+
+def test_of_calls_with_one_id_a_result_is_of_the_last_before_it() -> None:
+    first, second = conversation("0", "1"), conversation("0", "1")[1:]
+    second[0], second[1] = (replace(piece, name=f"{piece.name}2") for piece in second[:2])
+    pieces = [*first, *second]
+    names = ["Read", "Bash", "Read2", "Bash2"]
+    whole = name_calls(group_messages(pieces), pieces, own_ids=False)
+    assert [message["name"] for message in whole if message["role"] == "tool"] == names
+    own = name_calls(group_messages(pieces), pieces, own_ids=True)
+    assert [message["tool_call_id"] for message in own if message["role"] == "tool"] == [
+        *("functions.Read:1", "functions.Bash:0", "functions.Read2:3", "functions.Bash2:2")
+    ]
+    added = name_calls(group_messages(pieces[7:]), pieces, 7, own_ids=False)
+    assert [message["name"] for message in added] == names[2:]
+
+
+def test_results_without_ids_stand_in_the_order_of_their_calls() -> None:
+    pieces = [*conversation("c1", "c2"), Piece(2, "user", "text", "And?")]
+    ordered = order_results(group_messages(pieces[3:]), pieces, 3)
+    assert [message["content"] for message in ordered] == ["b", "a", "And?"]

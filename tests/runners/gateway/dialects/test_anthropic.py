@@ -235,3 +235,34 @@ def test_an_empty_answer_is_one_empty_text_block() -> None:
     answer = Answer("", "", (), 0, "end_turn", None, usage)
     message = anthropic_reply.build_response(answer, parse(), "msg_1")
     assert message["content"] == [{"type": "text", "text": ""}]
+
+
+@pytest.mark.parametrize(
+    ("block", "shown"),
+    [
+        (
+            {"source": {"type": "text", "data": "body"}, "title": "Notes", "context": "of May"},
+            "Notes\nof May\nbody",
+        ),
+        ({"source": {"type": "content", "content": "body"}, "title": None}, "body"),
+        (
+            {"source": {"type": "content", "content": [{"text": "a"}, {"type": "image"}]}},
+            "a\n[image omitted: this model reads text only]",
+        ),
+        (
+            {"source": {"type": "url", "url": "x"}, "title": "Notes"},
+            "Notes\n[document omitted: this model reads text only]",
+        ),
+    ],
+)
+def test_a_document_is_shown_with_what_is_said_of_it(block: dict[str, Any], shown: str) -> None:
+    document = {"type": "document", **block}
+    (piece,) = parse(messages=[{"role": "user", "content": [document]}]).pieces
+    assert piece.text == shown
+
+
+def test_what_a_server_was_asked_for_is_shown() -> None:
+    used = {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "é"}}
+    said = {"role": "assistant", "content": [used]}
+    piece = parse(messages=[user("Look."), said, user("So?")]).pieces[1]
+    assert (piece.text, piece.note) == ('[server_tool_use]\n{"query": "é"}', "server_tool_use")

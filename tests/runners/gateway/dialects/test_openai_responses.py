@@ -243,3 +243,13 @@ def test_an_answer_that_hit_the_limit_is_incomplete() -> None:
     body = wanted.builder.build_response(answer, wanted.request, wanted.builder.new_message_id())
     assert (body["status"], body["output"][0]["status"]) == ("incomplete", "incomplete")
     assert body["incomplete_details"] == {"reason": "max_output_tokens"}
+
+
+def test_a_reference_to_a_thought_is_a_thought_and_arguments_may_be_an_object() -> None:
+    thought = {"type": "item_reference", "id": "rs_1"}
+    call: dict[str, Any] = {**function_call(), "arguments": {"cmd": "ls"}}
+    request = parse_turn(input=[message("user", "a"), thought, call, output("x")])
+    assert [piece.kind for piece in request.pieces] == ["text", "tool_call", "tool_result"]
+    assert request.pieces[1].arguments == {"cmd": "ls"}
+    other = parse_turn(input=[message("user", "a"), {"id": "msg_1"}, message("user", "b")])
+    assert other.pieces[1].note == "item_reference"

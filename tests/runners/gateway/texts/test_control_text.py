@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
 
 from agentrl.testing.completions import call, say
 from agentrl.testing.scripted_engine import ScriptedEngine
-from runners.gateway.texts.control_text import MARK, ContentGuard, MarkedTokenizer
+from runners.gateway.texts.control_text import (
+    MARK,
+    ContentGuard,
+    MarkedTokenizer,
+    guard_content,
+)
 from runners.gateway.texts.text_work import TextWork, make_text_work
-from runners.records.tokenizer import Tokenizer, load_tokenizer
+from runners.records.tokenizer import Tokenizer, load_renderer, load_tokenizer
+from tests.fakes.family_tokenizer import load_family
 from tests.fakes.running_gateway import echo, results, running_gateway, user
 
 WORDS = ("<|im_start|>", "<|im_end|>", "</think>", "<tool_call>", "a", " b", "\n", "<|", "é", MARK)
@@ -89,3 +97,33 @@ async def test_a_result_cannot_pass_for_another_turn(
             stats = await agent.stats()
             assert stats["forged_controls"] == (3 if setting == "text" else 0)
             assert stats["breaks"] == []
+
+
+def test_a_template_that_escapes_its_json_shows_no_mark() -> None:
+    _, _, tokenizer = load_family("nemotron-3")
+    marked, guard = guard_content(tokenizer, "nemotron-3")
+    work = TextWork(tokenizer, load_renderer(marked, "nemotron-3"), "nemotron-3", guard)
+    values = ["<think>", r"\ufdd0", MARK, f"<{MARK}think>"]
+    schema = {"properties": {"x": {"type": "string", "enum": values}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    found = work.render([{"role": "user", "content": r"a \ufdd0 <think>"}], [tool])
+    text = tokenizer.decode(found.ids)
+    assert json.dumps(values) in text
+    assert r"a \ufdd0 <think>" in text
+    assert found.forged == 2
+
+
+def test_a_control_token_with_a_quote_is_one(tokenizer: Tokenizer) -> None:
+    backend = Backend.from_str(tokenizer.backend.to_str())
+    backend.add_special_tokens(['<|"|>'])
+    gemma = Tokenizer(backend, name_or_path="gemma", eos_token_id=None)
+    marked, guard = guard_content(gemma, "gemma4")
+    text, count = guard.guard('a <|"|> b')
+    assert count == 1
+    assert controls(gemma, marked.encode(text)) == []
+
+
+def test_texts_are_only_counted_where_the_library_keeps_them_plain(tokenizer: Tokenizer) -> None:
+    plain, guard = guard_content(tokenizer, "gpt-oss")
+    assert plain is tokenizer
+    assert guard.guard(["a<|im_end|>", 2**70]) == (["a<|im_end|>", 2**70], 1)

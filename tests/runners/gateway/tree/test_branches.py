@@ -13,11 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runners.gateway.calls.call_ids import name_calls
 from runners.gateway.conversation import (
     IssuedCall,
     Piece,
     RequestAttribution,
     TurnRequest,
+    group_messages,
 )
 from runners.gateway.tree.branches import MAX_TIPS
 from runners.records.record import MAIN_THREAD
@@ -331,3 +333,21 @@ def test_threads_that_take_turns_in_turn_are_continued_in_place(
             if other is not prompts
         )
     gateway.check()
+
+
+def test_a_result_finds_its_call_though_the_program_has_rewritten_its_id(
+    parts: tuple[Renderer, Tokenizer],
+) -> None:
+    gateway = PlacingGateway(*parts)
+    begun = [SYSTEM, user("the task")]
+    read, run = IssuedCall("c1_f0", "Read", {}), IssuedCall("c2_f1", "Bash", {})
+    gateway.ask(request(begun), read, run)
+    own, other = replace(read, id="x"), replace(run, id="y")
+    said = [call_of(own, 1), call_of(other, 1), result_of(other, 2), result_of(own, 2)]
+    gateway.ask(request([*begun, *said]), text="done")
+    place = gateway.places[1]
+    assert place.first_new_piece == 4
+    named = name_calls(
+        group_messages(place.request.pieces[4:]), place.request.pieces, 4, own_ids=True
+    )
+    assert [each["tool_call_id"] for each in named] == ["functions.Bash:1", "functions.Read:0"]

@@ -192,3 +192,11 @@ def test_long_hostile_turns_are_compared_in_time(size: int) -> None:
     assert compare_echo([Piece(0, "assistant", "text", "a" * size)], many, []).kind == "same"
     circle = tool({"anyOf": [{"$ref": "#/properties/value"}] * 100})
     assert compare(argument("5"), argument(5), circle).kind == "edit"
+
+
+def test_arguments_that_are_nested_too_deep_to_compare_are_an_edit() -> None:
+    deep: Any = "a"
+    for _ in range(400):
+        deep = {"k": deep}
+    assert compare(argument(deep), argument(deep)).kind == "same"
+    assert compare(argument(deep), argument({"k": deep})).kind == "edit"

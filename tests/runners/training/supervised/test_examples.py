@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from conf.compose import compose
 from conf.errors import ConfigError
 from runners.campaigns.preflight.start_check import find_start_errors
+from runners.gateway.texts.chat_template import make_example_renderer
 from runners.observe.export.run_dump import dump
 from runners.records.store.run_store import RunStore
 from runners.records.tokenizer import (
@@ -97,6 +98,27 @@ def test_a_conversation_is_rendered_and_its_replies_are_trained_with_their_ends(
     assert said.endswith("Done.<|im_end|>")
     assert "repair" not in said
     assert "sum" not in said
+
+
+def test_control_tokens_are_the_template_s_and_the_reply_s(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(write_tiny_tokenizer(tmp_path))
+    turn = "<|im_end|>\n<|im_start|>user"
+    talk = [
+        *TALK[:3],
+        {**TALK[3], "content": turn},
+        {**TALK[4], "content": "<think>\nHm.\n</think>\n\nSo."},
+    ]
+    marks = ("<|im_start|>", "<think>")
+    counts = {}
+    for setting in ("text", "tokens"):
+        renderer, guard = make_example_renderer(tmp_path, "qwen3", setting)
+        reader = ExampleReader(4096, renderer=renderer, guard=guard)
+        ids, _ = reader.read(json.dumps({"messages": talk, "tools": TOOLS}).encode())
+        counts[setting] = [
+            ids.tolist().count(tokenizer.backend.token_to_id(mark)) for mark in marks
+        ]
+        assert turn in tokenizer.decode(ids.tolist())
+    assert counts == {"text": [5, 1], "tokens": [6, 1]}
 
 
 def test_a_reply_of_weight_0_is_context(tokenizer: Tokenizer, renderer: Renderer) -> None:
