@@ -1,4 +1,4 @@
-"""Choose an agent program and its version in one word: ``harness=claude_code@2.1.328``."""
+"""Choose an agent program and its version in one word: ``harness=claude_code@2.1.332``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from conf.keys import choice_content, groups
 
 _CHOICE = re.compile(r"harness=([a-z0-9_]+)@(\d[\w.+-]*)")
 _WORD = re.compile(r"harness=([a-z0-9_]+)@(.*)")
-_INSTALLED = re.compile(r"(@|==)\d[\w.+-]*")
-"""The version in a command that installs a package with npm or pip."""
+_INSTALLED = re.compile(r"(?<!\bnode)(@|==)\d[\w.+-]*")
+"""The version in a command that installs a package with npm or pip; node may come along with it."""
 
 
 def split_version(line: str) -> tuple[str, str] | None:

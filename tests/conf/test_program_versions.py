@@ -24,7 +24,7 @@ def test_a_version_is_that_of_the_program_and_nothing_else_changes() -> None:
 @pytest.mark.parametrize(
     ("command", "version"),
     [
-        ("npm install --silent @mariozechner/pi-coding-agent@0.73.1", "0.73.1"),
+        ("npm install --silent @earendil-works/pi-coding-agent@1.6.0 node@22", "1.6.0"),
         ("pip install aider-chat==0.86.2 --quiet", "0.86.2"),
         ("pip install one==1.0 two==2.0", None),
         ("npm install pi@latest", None),
@@ -42,6 +42,7 @@ def test_the_version_of_a_program_is_that_of_its_command(
     [
         ("opencode", "opencode-ai@9.9.1"),
         ("continue", "@continuedev/cli@9.9.1"),
+        ("pi", "@earendil-works/pi-coding-agent@9.9.1 node@22"),
         ("aider", "aider-chat==9.9.1"),
         ("openhands", "openhands==9.9.1"),
     ],

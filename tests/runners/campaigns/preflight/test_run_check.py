@@ -94,7 +94,7 @@ async def test_a_server_of_the_run_is_started_checked_and_stopped(
 
 async def test_an_agent_that_takes_no_turn_fails_the_check(tmp_path: Path) -> None:
     program = tmp_path / "claude"
-    program.write_text('#!/bin/sh\necho "2.1.328 (Claude Code)"\necho no; echo key >&2\n')
+    program.write_text('#!/bin/sh\necho "2.1.332 (Claude Code)"\necho no; echo key >&2\n')
     program.chmod(0o755)
     config = config_for(tmp_path, "harness=claude_code", f"harness.binary='{program}'")
     with pytest.raises(
@@ -130,7 +130,7 @@ async def test_the_real_mini_swe_agent_takes_a_turn(tmp_path: Path) -> None:
 OLD_CLAUDE = """#!/usr/bin/env python3
 import json, os, sys, urllib.request
 if "--version" in sys.argv:
-    sys.exit(print("2.1.328 (Claude Code)"))
+    sys.exit(print("2.1.332 (Claude Code)"))
 messages = [{"role": "user", "content": sys.stdin.read()}]
 while True:
     body = {"model": "policy", "max_tokens": 99, "messages": messages, "tools": [

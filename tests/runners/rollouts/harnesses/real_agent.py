@@ -35,6 +35,8 @@ from tests.fakes.running_gateway import Agent, running_gateway
 
 LINEAR = LinearScenarioConfig(kind="linear")
 MAIN, SUB = "main", "sub"
+PROBLEM = "Fix add in a.py."
+"""The task of every run."""
 
 
 def install_or_skip(harness: HarnessConfig) -> None:
@@ -161,7 +163,7 @@ class RealProgram:
             gateway_session(self.engine, self.place, max_turns, room) as session,
             open_sandbox(self.backend, session, self.place, harness, self.files) as sandbox,
         ):
-            context = HarnessContext("Fix add in a.py.", key or session.key, "policy", deadline_s)
+            context = HarnessContext(PROBLEM, key or session.key, "policy", deadline_s)
             result = await harness.run(sandbox, context)
             async with sandbox.on_host() as workspace:
                 return AgentRun(

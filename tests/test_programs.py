@@ -1,0 +1,60 @@
+"""``python -m tests.programs``: what a registry is asked, and what is said and written of a row."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.programs import describe_changes, find_package, newest_cases, write_rows
+from tests.runners.rollouts.harnesses.program_table import CASES, HEAD, Case, Row
+
+PI = next(case for case in CASES if case.program == "pi")
+ROW = Row(PI, "policy.finished", 37, 37, branches_right=True, breaks=0, edits=0, prompt_kb=5)
+
+
+@pytest.mark.parametrize(
+    ("program", "package"),
+    [
+        ("claude_code", ("npm", "@anthropic-ai/claude-code")),
+        ("pi", ("npm", "@earendil-works/pi-coding-agent")),
+        ("aider", ("pip", "aider-chat")),
+        ("openhands", ("pip", "openhands")),
+    ],
+)
+def test_a_program_is_looked_up_where_its_preset_installs_it_from(
+    program: str, package: tuple[str, str]
+) -> None:
+    assert find_package(program) == package
+
+
+def test_a_new_version_is_tried_in_the_scenarios_of_the_last_one() -> None:
+    newest = {"claude_code": "9.0.0", "pi": PI.version, "opencode": ""}
+    cases = [case for case in CASES if case.program in newest]
+    found = list(newest_cases(cases, newest.__getitem__))
+    assert {(case.program, case.version) for case in found} == {("claude_code", "9.0.0")}
+    assert len({case.scenario for case in found}) == len(found)
+
+
+def test_a_page_gets_the_rows_that_ran_and_keeps_the_others_and_the_date_is_new() -> None:
+    page = f"Each on 1 May 2026 is\n\n{HEAD}\n| aider | 0.1.0 | linear | x |\n\nend\n"
+    assert "0.1.0" not in (written := write_rows([ROW], page)), "a version that is tried no more"
+    assert f"{HEAD}\n{ROW}\n\nend" in written
+    assert "1 May 2026" not in written
+    assert f"{ROW}\n" in write_rows([], written)
+
+
+def test_what_changed_names_each_cell_that_differs_from_the_page() -> None:
+    page = write_rows([ROW], f"{HEAD}\n|---|\n")
+    newer = Row(
+        Case("pi", "linear", ("harness=pi@9.9.9",), ()),
+        *("policy.finished", 36, 37),
+        branches_right=True,
+        breaks=0,
+        edits=0,
+        prompt_kb=5,
+        problems=("not all that was sampled is trained",),
+    )
+    assert describe_changes(ROW, page).endswith("nothing; every promise holds")
+    assert describe_changes(newer, page) == (
+        f"pi-9.9.9-linear: version {PI.version} → 9.9.9, trained / sampled tokens 37 / 37 → 36 / 37"
+        "; not all that was sampled is trained"
+    )
