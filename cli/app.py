@@ -49,7 +49,7 @@ def _print_version(requested: bool) -> None:
     if requested:
         from importlib.metadata import version
 
-        typer.echo(f"agentrl {version('agentrl')}")
+        typer.echo(f"agentrl {version('agentrl-campaigns')}")
         raise typer.Exit
 
 

@@ -185,7 +185,9 @@ def _check_engine(config: Config) -> Iterator[Problem]:
     if not isinstance(engine, SglangLaunchEngineConfig):
         return
     if importlib.util.find_spec("sglang") is None:
-        yield Problem(True, "engine=sglang_launch needs SGLang: pip install 'agentrl[sglang]'")
+        yield Problem(
+            True, "engine=sglang_launch needs SGLang: pip install 'agentrl-campaigns[sglang]'"
+        )
     path = config.model.path
     if isinstance(config.model, TinyModelConfig) and path is None:
         yield Problem(True, "engine=sglang_launch serves model.path, which is null: set it")

@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 from conf.errors import AgentrlError, ExitCode
 from launch.preflight import Problem
 
-OWN = "agentrl"
+OWN = "agentrl-campaigns"
 
 
 class RequirementsError(AgentrlError):

@@ -77,7 +77,7 @@ class GatewayConfig(Section):
     """
     metrics_port: Annotated[int, Field(ge=1, le=LAST_PORT)] | None = None
     """Port on 127.0.0.1 with figures for Prometheus, the first of as many as ``replicas``, behind a
-    key (docs/sinks.md); null: none. Needs ``agentrl[prometheus]``.
+    key (docs/sinks.md); null: none. Needs ``agentrl-campaigns[prometheus]``.
     """
     record_wire: bool = False
     """Also store each turn's request and answer as they were on the wire: headers, cache_control,

@@ -200,7 +200,7 @@ class LoraConfig(Section):
 
     rank: NonNegativeInt = 0
     """Rank of the adapters, which are trained instead of the weights (``pip install
-    'agentrl[lora]'``); 0: none, all weights are trained.
+    'agentrl-campaigns[lora]'``); 0: none, all weights are trained.
     """
     alpha: PositiveInt = 32
     """The product of an adapter's two matrices is multiplied by alpha / rank."""

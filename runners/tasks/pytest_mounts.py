@@ -36,7 +36,7 @@ def pytest_mounts() -> dict[str, Path]:
         if found is None or found.origin is None:
             raise PytestMissingError(
                 f"these tasks are graded by pytest, and {name} is not installed: "
-                "pip install 'agentrl[swebench]'"
+                "pip install 'agentrl-campaigns[swebench]'"
             )
         mounts[f"{SITE}/{name}"] = Path(found.origin).parent
     return mounts

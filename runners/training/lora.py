@@ -43,7 +43,7 @@ class Adapters:
             import peft
         except ImportError as error:
             raise TrainingError(
-                "trainer.lora needs the package peft: pip install 'agentrl[lora]'"
+                "trainer.lora needs the package peft: pip install 'agentrl-campaigns[lora]'"
             ) from error
         others = _check_targets(policy, config.targets)
         self._config = peft.LoraConfig(

@@ -24,7 +24,7 @@ def running_smg(*arguments: str) -> Iterator[str]:
     beside = Path(sys.executable).with_name("smg")
     program = str(beside) if beside.exists() else shutil.which("smg")
     if program is None:
-        pytest.skip("smg is not installed (pip install 'agentrl[smg]')")
+        pytest.skip("smg is not installed (pip install 'agentrl-campaigns[smg]')")
     port, metrics = free_port("127.0.0.1"), free_port("127.0.0.1")
     process = subprocess.Popen(
         [program, "launch", "--host", "127.0.0.1", "--port", str(port),

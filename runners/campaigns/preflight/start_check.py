@@ -193,7 +193,9 @@ def _find_trainer_errors(config: Config, benchmark: str | None) -> Iterator[Agen
     if not isinstance(trainer, LocalTrainerConfig) or not config.run.steps:
         return
     if trainer.lora.rank and find_spec("peft") is None:
-        yield MissingError("trainer.lora needs the package peft: pip install 'agentrl[lora]'")
+        yield MissingError(
+            "trainer.lora needs the package peft: pip install 'agentrl-campaigns[lora]'"
+        )
 
 
 def find_device_errors(configs: Iterable[Config]) -> Errors:

@@ -38,7 +38,9 @@ async def run() -> int:
     """Serve until SIGTERM or the parent is gone; returns the exit code."""
     settings = receive_settings()
     if importlib.util.find_spec("sglang") is None:
-        raise ServiceError("engine=sglang_launch needs SGLang: pip install 'agentrl[sglang]'")
+        raise ServiceError(
+            "engine=sglang_launch needs SGLang: pip install 'agentrl-campaigns[sglang]'"
+        )
     host = settings["host"]
     port = settings["port"] or free_port(host)
     stop = asyncio.Event()

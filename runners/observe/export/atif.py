@@ -84,7 +84,7 @@ def build_document(rollout: ExportedRollout, run: ExportedRun) -> Document:
 
 def _agent(run: ExportedRun) -> dict[str, Any]:
     try:
-        own = version("agentrl")
+        own = version("agentrl-campaigns")
     except PackageNotFoundError:
         own = "unknown"  # run from a source tree
     name = run.kind("harness", "native")

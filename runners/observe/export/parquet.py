@@ -36,7 +36,7 @@ def write_parquet(folder: Path, run: ExportedRun) -> Iterator[AddRollout]:
         import pyarrow.parquet as pq
     except ImportError:
         raise ConfigError(
-            "--format parquet needs pyarrow: pip install 'agentrl[parquet]'"
+            "--format parquet needs pyarrow: pip install 'agentrl-campaigns[parquet]'"
         ) from None
     schema = pa.schema(_columns(pa, Trajectory))
     rows: list[dict[str, Any]] = []

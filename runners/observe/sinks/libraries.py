@@ -43,7 +43,7 @@ def find_sink_errors(config: Config) -> Iterator[ConfigError]:
     for each in missing:
         yield MissingLibraryError(
             f"{each.setting} needs the package that has {each.module}: "
-            f"pip install 'agentrl[{each.extra}]', or leave the key out"
+            f"pip install 'agentrl-campaigns[{each.extra}]', or leave the key out"
         )
     if missing:
         return

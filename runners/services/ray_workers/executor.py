@@ -398,7 +398,7 @@ async def join(
     """Join the cluster until ``exits`` is left; raises ExecutorError."""
     if importlib.util.find_spec("ray") is None:
         raise ExecutorError(
-            "executor=ray needs ray, which is missing: pip install 'agentrl[ray]'",
+            "executor=ray needs ray, which is missing: pip install 'agentrl-campaigns[ray]'",
             ExitCode.PREFLIGHT,
         )
 

@@ -49,7 +49,7 @@ def read_by_log_parser(
     elif log_parser not in PYTEST_PARSERS or eval_type != COUNTS_BOTH:
         raise ValueError(
             f"{row.repo or 'it'} is not tested by pytest ({log_parser}), so our own "
-            "grader cannot judge it: pip install 'agentrl[swebench]' and leave "
+            "grader cannot judge it: pip install 'agentrl-campaigns[swebench]' and leave "
             "task.grader=auto"
         )
     fields = {"repo": row.repo, "version": "", "image": "", **more}

@@ -157,7 +157,8 @@ def _read_parquet(file: Path) -> Rows:
         import pyarrow.parquet
     except ImportError as error:
         raise DatasetError(
-            f"{name_key('path')}={file} needs pyarrow to be read: pip install 'agentrl[parquet]'"
+            f"{name_key('path')}={file} needs pyarrow to be read: "
+            "pip install 'agentrl-campaigns[parquet]'"
         ) from error
     number = 0
     try:

@@ -17,7 +17,7 @@ from runners.engines.contract import ADAPTER_NAME
 from runners.records.record import UNKNOWN_VERSION
 from tests.runners.campaigns.conftest import Miniature
 
-pytest.importorskip("peft", reason="pip install 'agentrl[lora]'")
+pytest.importorskip("peft", reason="pip install 'agentrl-campaigns[lora]'")
 pytestmark = pytest.mark.integration
 
 FEW = [

@@ -19,7 +19,7 @@ from tests.fakes.local_trainer import VOCAB, logprobs, make_rollouts, make_train
 from tests.fakes.policies import write_policy
 from tests.fakes.tiny_model import write_tiny_model
 
-peft = pytest.importorskip("peft", reason="pip install 'agentrl[lora]'")
+peft = pytest.importorskip("peft", reason="pip install 'agentrl-campaigns[lora]'")
 LORA = {"rank": 4, "alpha": 8}
 TOKENS = np.random.default_rng(5).integers(0, VOCAB, 20).astype(np.int32)
 

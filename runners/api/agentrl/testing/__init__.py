@@ -1,21 +1,20 @@
 """Conformance suites for plug-ins: a test class for each, run by pytest (docs/extending.md).
 
-pytest is no dependency of agentrl: ``pip install 'agentrl[testing]'``.
+pytest is no dependency of agentrl: ``pip install 'agentrl-campaigns[testing]'``.
 """
 
 from __future__ import annotations
 
-import sys
+from pkgutil import iter_modules
 
 try:
     import pytest
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "agentrl.testing needs pytest: pip install 'agentrl[testing]'", name="pytest"
+        "agentrl.testing needs pytest: pip install 'agentrl-campaigns[testing]'", name="pytest"
     ) from error
-
-if "agentrl.testing" not in sys.modules:  # their assertions then show the values that they compare
-    pytest.register_assert_rewrite("agentrl.testing")
+else:  # before they are imported: their assertions then show the values that they compare
+    pytest.register_assert_rewrite(*(f"{__name__}.{each.name}" for each in iter_modules(__path__)))
 
 from agentrl.testing.completions import call, say
 from agentrl.testing.grader_conformance import GraderConformance

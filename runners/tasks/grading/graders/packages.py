@@ -24,8 +24,8 @@ from runners.tasks.grading.log_parsers import PYTEST_PARSERS
 from runners.tasks.package_logs import EMPTY_REPORT, MULTI_SWE, make_instance
 
 SWEBENCH_MISSING = (
-    "task.grader=official needs the package swebench>=5,<6: pip install 'agentrl[swebench]', or "
-    "set task.grader=own"
+    "task.grader=official needs the package swebench>=5,<6: "
+    "pip install 'agentrl-campaigns[swebench]', or set task.grader=own"
 )
 MULTI_SWE_MISSING = (
     "rows of Multi-SWE need the log parsers of the package multi-swe-bench: pip install "

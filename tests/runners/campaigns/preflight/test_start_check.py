@@ -227,7 +227,7 @@ def test_an_evaluation_set_is_read_before_anything_is_made() -> None:
 def test_the_package_of_adapters_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runners.campaigns.preflight.start_check.find_spec", lambda name: None)
     (fault,) = messages("trainer.lora.rank=4", "engine=embedded")
-    assert "pip install 'agentrl[lora]'" in fault
+    assert "pip install 'agentrl-campaigns[lora]'" in fault
     assert messages("trainer.lora.rank=4", "run.steps=0") == []
 
 

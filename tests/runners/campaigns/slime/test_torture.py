@@ -9,7 +9,7 @@ import pytest
 from tests.fakes.slime_torture import torture
 
 pytestmark = pytest.mark.integration
-pytest.importorskip("ray", reason="the extra agentrl[ray] is not installed")
+pytest.importorskip("ray", reason="the extra agentrl-campaigns[ray] is not installed")
 
 
 def test_a_gateway_and_a_node_that_are_killed_cost_no_rollout(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ async def test_a_missing_package_is_reported_with_the_command_to_install_it(
 ) -> None:
     monkeypatch.delenv("PYTHONPATH")
     run = Started(tmp_path / "run")
-    with pytest.raises(ServiceError, match=r"pip install 'agentrl\[sglang\]'"):
+    with pytest.raises(ServiceError, match=r"pip install 'agentrl-campaigns\[sglang\]'"):
         await run.start(config_for())
     await run.close()
 

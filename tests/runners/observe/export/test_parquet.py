@@ -51,7 +51,7 @@ def test_without_pyarrow_the_error_names_the_extra(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with (
         example_run(tmp_path / "run") as store,
-        pytest.raises(ConfigError, match=r"pip install 'agentrl\[parquet\]'") as caught,
+        pytest.raises(ConfigError, match=r"pip install 'agentrl-campaigns\[parquet\]'") as caught,
     ):
         dump(store, tmp_path / "out", formats=("parquet",))
     assert caught.value.exit_code == ExitCode.USAGE

@@ -355,8 +355,13 @@ def test_a_library_that_is_not_installed_is_named_with_its_extra(
     )
     found = list(map(str, find_sink_errors(config)))
     assert [text.split("'")[1] for text in found] == [
-        *("agentrl[wandb]", "agentrl[mlflow]", "agentrl[otel]", "agentrl[otel]"),
-        "agentrl[prometheus]",
+        *(
+            "agentrl-campaigns[wandb]",
+            "agentrl-campaigns[mlflow]",
+            "agentrl-campaigns[otel]",
+            "agentrl-campaigns[otel]",
+        ),
+        "agentrl-campaigns[prometheus]",
     ]
     assert list(find_sink_errors(compose([]))) == []
 

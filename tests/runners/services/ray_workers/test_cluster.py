@@ -24,7 +24,7 @@ from tests.fakes.tiny_model import write_tiny_model
 from tests.runners.campaigns.conftest import SMALL, Miniature
 from tests.runners.services.ray_workers.cluster import RayCluster, ray_cluster
 
-pytest.importorskip("ray", reason="the extra agentrl[ray] is not installed")
+pytest.importorskip("ray", reason="the extra agentrl-campaigns[ray] is not installed")
 pytestmark = pytest.mark.integration
 PLANNED = 2 * 2 * 4 + 2 * 4
 """Rollouts of a miniature campaign: two steps, two evaluations."""
@@ -223,4 +223,5 @@ def test_the_driver_imports_no_ray_and_says_how_to_install_it() -> None:
         "asyncio.run(join(None, None, None, None))\n"
     )
     done = subprocess.run([sys.executable, "-c", hidden], capture_output=True, check=False)
-    assert b"executor=ray needs ray, which is missing: pip install 'agentrl[ray]'" in done.stderr
+    said = b"executor=ray needs ray, which is missing: pip install 'agentrl-campaigns[ray]'"
+    assert said in done.stderr

@@ -22,7 +22,7 @@ from runners.system.processes.ledger import Ledger
 from tests.fakes.tiny_model import write_tiny_model
 from tests.runners.services.ray_workers.cluster import RayCluster, ray_cluster
 
-pytest.importorskip("ray", reason="the extra agentrl[ray] is not installed")
+pytest.importorskip("ray", reason="the extra agentrl-campaigns[ray] is not installed")
 pytestmark = pytest.mark.integration
 SMALL = [
     *("run.steps=1", "run.tasks_per_step=2", "run.rollouts_per_task=4", "run.eval_tasks=0"),

@@ -323,7 +323,7 @@ def test_tests_of_other_runners_are_not_judged_by_our_plugin(
     file = write(tmp_path / "rows.jsonl", [row])
     [fault] = read_dataset(config(file), str(file)).faults
     assert fault.startswith("rows.jsonl:1: ")
-    assert "so our own grader cannot judge it: pip install 'agentrl[swebench]'" in fault
+    assert "so our own grader cannot judge it: pip install 'agentrl-campaigns[swebench]'" in fault
 
 
 @needs_package
@@ -348,5 +348,5 @@ def test_without_the_package_only_rows_that_need_it_are_refused(
     assert [task.grading.kind for task in report.tasks] == ["pytest"]
     [fault] = report.faults
     assert "django/django is not tested by pytest (parse_log_django)" in fault
-    with pytest.raises(PackageError, match=r"pip install 'agentrl\[swebench\]'"):
+    with pytest.raises(PackageError, match=r"pip install 'agentrl-campaigns\[swebench\]'"):
         read_dataset(config(file, grader="official"), str(file))

@@ -27,7 +27,7 @@ from tests.fakes.training_ranks import (
     run_scenario,
 )
 
-pytest.importorskip("peft", reason="pip install 'agentrl[lora]'")
+pytest.importorskip("peft", reason="pip install 'agentrl-campaigns[lora]'")
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[4]

@@ -39,7 +39,7 @@ def test_routing_is_replayed_in_a_policy_with_adapters(
     weights: Path, noisy: Path, routing: RoutingReplayConfig
 ) -> None:
     """Peft replaces linear layers in place: the routers stay where the hooks look for them."""
-    pytest.importorskip("peft", reason="pip install 'agentrl[lora]'")
+    pytest.importorskip("peft", reason="pip install 'agentrl-campaigns[lora]'")
     trainer = make_trainer(weights, routing=routing, lora={"rank": 4})
     metrics = trainer.step(rollouts(make_trainer(noisy)))
     assert metrics["r3/replayed"] == 1.0
