@@ -154,13 +154,13 @@ def _read_segment(row: Mapping[str, Any]) -> Segment:
     return Segment(**{**row, **arrays})
 
 
-WITHHELD = (*SERVER_KEYS, "ANTHROPIC_AUTH_TOKEN")
-"""Keys of servers are not the program's; a token of Anthropic's would be sent beside our key."""
+WITHHELD = (*SERVER_KEYS, "ANTHROPIC_AUTH_TOKEN", "GOOGLE_API_KEY")
+"""Keys of servers are not the program's; these two would be sent beside our key, or before it."""
 
 
 def program_environment(url: str, api_key: str) -> dict[str, str]:
     """Return this process's environment with a gateway's address and a session's key, under the
-    names that the clients of OpenAI and Anthropic read.
+    names that the clients of OpenAI, Anthropic and Google read.
     """
     inherited = {name: value for name, value in os.environ.items() if name not in WITHHELD}
     return inherited | {
@@ -170,4 +170,7 @@ def program_environment(url: str, api_key: str) -> dict[str, str]:
         "ANTHROPIC_BASE_URL": url,
         "ANTHROPIC_API_KEY": api_key,
         "ANTHROPIC_MODEL": MODEL,
+        "GOOGLE_GEMINI_BASE_URL": url,
+        "GEMINI_API_KEY": api_key,
+        "GEMINI_MODEL": MODEL,
     }

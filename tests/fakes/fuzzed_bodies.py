@@ -12,11 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+GENERATE, COUNT = "/v1beta/models/{model}:generateContent", "/v1beta/models/{model}:countTokens"
 CONVERSATION = {
     "/v1/messages": "messages",
     "/v1/messages/count_tokens": "messages",
     "/v1/chat/completions": "messages",
     "/v1/responses": "input",
+    GENERATE: "contents",
+    COUNT: "contents",
 }
 TEXTS = (
     *("", "hi", "a\nb", 'say "x"', "é", "日本", "😀", "]}", '{"a": [1, 2]}', "\\u00e9", "\x7f"),
@@ -76,6 +79,13 @@ def make_turn(path: str, number: int, text: str, odd: object) -> list[dict[str, 
             {**call, "arguments": json.dumps(arguments)},
             result,
         ]
+    if path in (GENERATE, COUNT):
+        parts = [{"functionCall": {"name": "Bash", "args": arguments}}, {"text": text}]
+        response = {"name": "Bash", "response": {"output": text}}
+        return [
+            {"role": "model", "parts": parts},
+            *[{"role": "user", "parts": [{"functionResponse": response}]}] * (number % 3),
+        ]
     if path == "/v1/chat/completions":
         function = {"name": "Bash", "arguments": json.dumps(arguments)}
         calls = [{"id": name, "type": "function", "function": function}]
@@ -89,6 +99,13 @@ def make_turn(path: str, number: int, text: str, odd: object) -> list[dict[str, 
         {"role": "assistant", "content": [{"type": "text", "text": text}, call]},
         {"role": "user", "content": [result | {"cache_control": {"type": "ephemeral"}}]},
     ]
+
+
+def make_message(path: str, role: str, text: str) -> dict[str, Any]:
+    """Return an item that is a message."""
+    if path in (GENERATE, COUNT):
+        return {"role": role, "parts": [{"text": text}]}
+    return {"role": role, "content": text}
 
 
 @dataclass
@@ -112,7 +129,7 @@ class FuzzedAgent:
         if self.path == "/v1/messages":
             self.after["max_tokens"] = b"9"
         self.change_envelope()
-        self.append({"role": "user", "content": self.text()})
+        self.append(make_message(self.path, "user", self.text()))
 
     def text(self) -> str:
         """Return some text."""
@@ -137,10 +154,13 @@ class FuzzedAgent:
 
     def change_envelope(self) -> None:
         """Change, add or move members outside of the conversation."""
-        tools = [{"name": "Bash", "input_schema": {"type": "object", "n": self.rng.random()}}]
+        schema = {"type": "object", "n": self.rng.random()}
+        tools: list[dict[str, Any]] = [{"name": "Bash", "input_schema": schema}]
         if not self.path.startswith("/v1/messages"):
-            function = {"name": "Bash", "parameters": tools[0]["input_schema"]}
+            function = {"name": "Bash", "parameters": schema}
             tools = [{"type": "function", "function": function, **function}]
+        if self.path in (GENERATE, COUNT):
+            tools = [{"functionDeclarations": [{"name": "Bash"}]}]
         name, value = self.rng.choice(
             [
                 ("tools", tools),
@@ -149,6 +169,7 @@ class FuzzedAgent:
                 ("system", [{"type": "text", "text": self.text()}]),
                 ("instructions", self.text()),
                 ("stream", True),
+                ("generationConfig", {"temperature": self.rng.random()}),
                 ("unknown", [self.text()]),
             ]
         )
@@ -161,7 +182,7 @@ class FuzzedAgent:
         at = self.rng.randrange(len(self.items))
         match self.rng.randrange(6):
             case 0:
-                self.items[at] = {"role": self.rng.choice(["user", "system"]), "content": "x"}
+                self.items[at] = make_message(self.path, self.rng.choice(["user", "system"]), "x")
                 self.written[at] = write(self.items[at], self.rng)
             case 1:
                 other = self.rng.randrange(len(self.items))

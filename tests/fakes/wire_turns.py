@@ -123,8 +123,47 @@ class Responses(Api):
         return [item["call_id"] for item in answer["output"] if item["type"] == "function_call"]
 
 
+class Google(Api):
+    def body(self, turns: Sequence[Turn], tools: Tools) -> bytes:
+        contents: list[Block] = []
+        names: dict[str, str] = {}
+        for kind, content in turns:
+            if kind == "user":
+                contents.append({"role": "user", "parts": [{"text": content}]})
+            elif kind == "results":
+                answers = [
+                    {"id": each, "name": names[each], "response": {"output": text}}
+                    for each, text in content
+                ]
+                parts = [{"functionResponse": answer} for answer in answers]
+                contents.append({"role": "user", "parts": parts})
+            elif content:
+                names |= {block["id"]: block["name"] for block in content if "id" in block}
+                contents.append({"role": "model", "parts": [*map(self._part, content)]})
+        offered = [{"name": name, "parametersJsonSchema": each} for name, each in tools.items()]
+        whole = {"tools": [{"functionDeclarations": offered}], "contents": contents}
+        return escaped(whole).encode()
+
+    def _part(self, block: Block) -> Block:
+        match block["type"]:
+            case "text":
+                return {"text": block["text"]}
+            case "tool_use":
+                named = {"id": block["id"], "name": block["name"]}
+                return {"functionCall": {**named, "args": block["input"]}, "thoughtSignature": "s"}
+            case "thinking":
+                return {"text": block["thinking"], "thought": True}
+            case _:
+                return {"text": "", "thoughtSignature": "c2ln"}
+
+    def issued_ids(self, answer: Mapping[str, Any]) -> list[str]:
+        parts = answer["candidates"][0]["content"]["parts"]
+        return [part["functionCall"]["id"] for part in parts if "functionCall" in part]
+
+
 APIS: dict[str, Api] = {
     "anthropic": Anthropic("/v1/messages"),
     "chat": Chat("/v1/chat/completions"),
     "responses": Responses("/v1/responses"),
+    "google": Google("/v1beta/models/m:generateContent"),
 }

@@ -61,6 +61,11 @@ def is_claude_code(headers: Mapping[str, str]) -> bool:
     return "x-claude-code-session-id" in headers
 
 
+def is_gemini_cli(headers: Mapping[str, str]) -> bool:
+    """Return whether gemini-cli sent a request."""
+    return headers.get("user-agent", "").startswith("GeminiCLI")
+
+
 def read_claude_code(headers: Mapping[str, str]) -> RequestAttribution:
     """Read Claude Code's headers (some come only with CLAUDE_CODE_GATEWAY_HINT_HEADERS=1)."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from itertools import islice
 from typing import Annotated, Any, LiteralString, TypeVar
 
@@ -116,8 +117,13 @@ class RequestBody(WireModel):
     @property
     def unknown_keys(self) -> tuple[str, ...]:
         """Names of the keys that are unknown here, bounded."""
-        names = islice(self.model_extra or {}, MAX_UNKNOWN)
-        return tuple(make_printable(" ".join(shorten(name, MAX_KEY).split())) for name in names)
+        return name_keys(self.model_extra)
+
+
+def name_keys(members: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Return the names of the first ``MAX_UNKNOWN`` members that a client made up, shortened."""
+    names = islice(members or {}, MAX_UNKNOWN)
+    return tuple(make_printable(" ".join(shorten(name, MAX_KEY).split())) for name in names)
 
 
 Name = Annotated[str, Field(min_length=1, max_length=1000)]

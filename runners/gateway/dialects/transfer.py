@@ -7,7 +7,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from runners.gateway.conversation import Piece, RequestAttribution, TurnRequest
-from runners.gateway.dialects import anthropic_reply
+from runners.gateway.dialects import anthropic_reply, google_reply
 from runners.gateway.dialects.append_only_list import AppendOnlyList
 from runners.gateway.dialects.contract import ParsedRequest, ResponseBuilder
 from runners.gateway.dialects.openai_chat_reply import ChatReply
@@ -63,6 +63,8 @@ def from_plain(plain: dict[str, Any], pieces: Iterable[Piece]) -> ParsedRequest:
     )
     builder: ResponseBuilder = anthropic_reply
     match plain["builder"]:
+        case google_reply.NAME:
+            builder = google_reply
         case ChatReply.NAME:
             builder = ChatReply(plain["with_usage"])
         case ResponsesReply.NAME:

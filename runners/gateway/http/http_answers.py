@@ -15,7 +15,7 @@ from aiohttp import web
 
 from conf.errors import AgentrlError
 from conf.sections.gateway import GatewayLimitsConfig
-from runners.gateway.dialects import anthropic, openai
+from runners.gateway.dialects import anthropic, google, openai
 from runners.gateway.dialects.contract import Vendor
 from runners.gateway.refusal import OverLimit, RefusalKind, Refused
 from runners.gateway.request_limits import RequestBudget, check_body_size
@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 HEALTH = ("/", "/health", "/api/hello")
 ADMIN = "/admin/"
+GOOGLE_KEY = "x-goog-api-key"
 OPENAI_ENDPOINTS = ("/v1/chat/completions", "/v1/responses")
 
 
@@ -49,14 +50,18 @@ def path_of(request: web.BaseRequest) -> str:
 
 
 def key_of(headers: Mapping[str, str]) -> str:
-    """Return the bearer token or x-api-key, "" if there is none."""
+    """Return the bearer token, x-api-key, or Google's header; "" if there is none."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+    if scheme.lower() == "bearer":
+        return token.strip()
+    return headers.get("x-api-key") or headers.get(GOOGLE_KEY, "")
 
 
 def vendor_of(request: web.BaseRequest) -> Vendor:
-    """Return the vendor of a client's API: by the endpoint, or by Anthropic's header."""
+    """Return the vendor of a client's API: by the endpoint, or by its header."""
     path = request.path
+    if path.startswith("/v1beta/") or GOOGLE_KEY in request.headers:
+        return google
     if path.startswith("/v1/models") and "anthropic-version" not in request.headers:
         return openai
     return openai if path.startswith(OPENAI_ENDPOINTS) else anthropic

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import re
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
@@ -21,7 +22,7 @@ from aiohttp import web
 from conf.sections.gateway import MODEL, GatewayLimitsConfig
 from runners.engines.resilient import ResilientEngine
 from runners.gateway.dialects.contract import ParsedRequest
-from runners.gateway.dialects.endpoints import COUNT, TURNS
+from runners.gateway.dialects.endpoints import COUNTS, TURNS, Endpoint, find_endpoint
 from runners.gateway.http.admin_api import AdminApi, measure
 from runners.gateway.http.connections import ClientConnection, ConnectionTable, make_server
 from runners.gateway.http.control import BACKLOG
@@ -50,6 +51,8 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 """Answers a request of a listener."""
 AnswerRequest = Callable[[web.BaseRequest, Session, RequestBudget], Awaitable[web.StreamResponse]]
 """Answers a request of a session; raises Refused."""
+
+_MODELS = re.compile(r"/v1(?:beta)?/models(?:/(?P<name>.+))?")
 
 CLOSE_S = 1.0
 """Requests that are still being answered on a session's listener when the session ends get this
@@ -137,14 +140,15 @@ class GatewayServer:
             )
         if path.startswith(ADMIN) and only is None:
             return await self._admin(request, method, path)
-        answer = self._find_answer(method, path)
+        endpoint = find_endpoint(path, request.query)
+        answer = self._find_answer(method, endpoint)
         if answer is None:
             raise Refused(RefusalKind.UNKNOWN, f"no such endpoint: {method} {path}")
         entry = self._find_entry(request, only)
         session = entry.session
         if only is not None and only.agents:
             await self._require_agent(request, only)
-        if path in TURNS:
+        if endpoint.path in TURNS:
             entry.close_admission()
         try:
             with session.budget.request() as budget:
@@ -157,25 +161,23 @@ class GatewayServer:
             session.budget.over_limit += 1
             raise
 
-    def _find_answer(self, method: str, path: str) -> AnswerRequest | None:
+    def _find_answer(self, method: str, endpoint: Endpoint) -> AnswerRequest | None:
         """Return what answers a session's requests to an endpoint, None if there is no such one."""
-        if path in TURNS and method == "POST":
-            return partial(self._answer_turn, path)
-        if path == COUNT and method == "POST":
-            return self._answer_count
-        if path == "/v1/models" and method == "GET":
-            return self._answer_models
-        if path.startswith("/v1/models/") and method == "GET":
+        if endpoint.path in TURNS and method == "POST":
+            return partial(self._answer_turn, endpoint)
+        if endpoint.path in COUNTS and method == "POST":
+            return partial(self._answer_count, endpoint)
+        if method == "GET" and _MODELS.fullmatch(endpoint.path):
             return self._answer_models
         return None
 
     async def _answer_turn(
-        self, path: str, request: web.BaseRequest, session: Session, budget: RequestBudget
+        self, endpoint: Endpoint, request: web.BaseRequest, session: Session, budget: RequestBudget
     ) -> web.StreamResponse:
         body, counts = await read_body(request, self._limits, budget), self.registry.counts
         counts.request_bytes += sum(map(len, body))
-        parsed = await session.parse(path, body, request.headers)
-        sent = session.hold_wire(path, request.headers.items(), body)
+        parsed = endpoint.add_url(await session.parse(endpoint.path, body, request.headers))
+        sent = session.hold_wire(path_of(request), request.headers.items(), body)
         turn = session.start_turn(parsed.request, parsed.builder, sent)
         if parsed.stream:
             return await self._stream(request, parsed, turn)
@@ -186,22 +188,23 @@ class GatewayServer:
         return response
 
     async def _answer_count(
-        self, request: web.BaseRequest, session: Session, budget: RequestBudget
+        self, endpoint: Endpoint, request: web.BaseRequest, session: Session, budget: RequestBudget
     ) -> web.StreamResponse:
-        parsed = await session.parse(
-            COUNT, await read_body(request, self._limits, budget), request.headers
-        )
-        return json_answer({"input_tokens": await session.count_tokens(parsed)})
+        body = await read_body(request, self._limits, budget)
+        parsed = await session.parse(endpoint.path, body, request.headers)
+        return json_answer({COUNTS[endpoint.path]: await session.count_tokens(parsed)})
 
     async def _answer_models(
         self, request: web.BaseRequest, session: Session, budget: RequestBudget
     ) -> web.StreamResponse:
-        name = request.path.rstrip("/").removeprefix("/v1/models").removeprefix("/")
+        found = _MODELS.fullmatch(path_of(request))
+        name = found["name"] if found else None
         vendor = vendor_of(request)
         return json_answer(vendor.describe_model(name) if name else vendor.list_models(MODEL))
 
     def _find_entry(self, request: web.BaseRequest, only: SessionEntry | None) -> SessionEntry:
-        entry = self.registry.find_by_key(key_of(request.headers))
+        key = key_of(request.headers) or request.query.get("key", "")  # the latter is Google's
+        entry = self.registry.find_by_key(key)
         if only is not None and entry is not only:
             raise Refused(
                 RefusalKind.UNAUTHENTICATED, "this API key belongs to another sandbox's session"

@@ -70,7 +70,7 @@ class InFlightTurn:
 
 def completed_turn(response: dict[str, Any], prompt_tokens: int) -> InFlightTurn:
     """Return an earlier turn as one whose outcome is there: a retry is answered from it."""
-    turn = InFlightTurn(response["id"])
+    turn = InFlightTurn(response.get("id", ""))  # Google's streams do not open with it
     turn.set_placed(prompt_tokens)
     turn.sampled = True
     outcome: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()

@@ -82,7 +82,10 @@ class PromptIds:
 
 NO_IDS = PromptIds(np.empty(0, np.int32))
 
-_ATTRIBUTION = ("x-claude-code-", "x-codex-", "x-openai-", "session-id", "thread-id")
+_ATTRIBUTION = (
+    *("x-claude-code-", "x-codex-", "x-openai-", "session-id", "thread-id"),
+    "user-agent",
+)
 """Beginnings of the headers that parsers read; the key is not among them."""
 
 

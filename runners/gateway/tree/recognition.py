@@ -21,10 +21,11 @@ COMPACTION_SYSTEM_PROMPTS = (
     "You are a context summarization agent.",
     "You are a helpful AI assistant tasked with summarizing conversations.",
     "You are the component that summarizes internal chat history",
+    "You are a specialized system component responsible for distilling chat history",
     "*Briefly* summarize this partial conversation about programming.",
 )
 """Beginnings of system prompts under which a program has a history summed up: opencode, its earlier
-versions and Claude Code's, qwen-code and gemini-cli, aider.
+versions and Claude Code's, qwen-code and earlier gemini-cli, gemini-cli, aider.
 """
 COMPACTION_SUMMARIES = (
     "This session is being continued from a previous conversation that ran out of context",

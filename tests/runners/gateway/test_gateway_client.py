@@ -134,7 +134,12 @@ async def test_a_wrong_key_and_a_gateway_that_is_not_there_are_errors_that_say_s
 def test_a_program_gets_neither_the_engines_key_nor_another_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in ("AGENTRL_ENGINE_KEY", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_API_KEY"):
+    for name in (
+        "AGENTRL_ENGINE_KEY",
+        "ANTHROPIC_AUTH_TOKEN",
+        "ANTHROPIC_API_KEY",
+        "GOOGLE_API_KEY",
+    ):
         monkeypatch.setenv(name, "secret")
     session = agentrl.AttachedSession(agentrl.GatewayClient("http://g:1", "admin"), "s", "key")
     environment = session.environment()

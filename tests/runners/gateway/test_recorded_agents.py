@@ -30,6 +30,9 @@ def issued_ids(answer: dict[str, Any]) -> list[str]:
     if "choices" in answer:
         calls = answer["choices"][0]["message"].get("tool_calls", ())
         return [call["id"] for call in calls]
+    if "candidates" in answer:
+        parts = answer["candidates"][0]["content"]["parts"]
+        return [part["functionCall"]["id"] for part in parts if "functionCall" in part]
     items = answer.get("output") or answer["content"]
     return [item.get("call_id") or item["id"] for item in items if "name" in item]
 
@@ -38,12 +41,13 @@ async def replay(agent: Agent, engine: ScriptedEngine, requests: list[Request]) 
     """Send the requests in their order, with the ids that the gateway issued."""
     ids: dict[str, str] = {}
     for each in requests:
+        path = each["path"].replace(":streamGenerateContent", ":generateContent")
         text = json.dumps({**each["body"], "stream": False})
         for old, new in ids.items():
             text = text.replace(f'"{old}"', f'"{new}"')
         if each["answer"] is not None:
             engine.say(spoken(each["answer"]))
-        status, answer = await agent.post(each["path"], text.encode(), **each["headers"])
+        status, answer = await agent.post(path, text.encode(), **each["headers"])
         assert status == (400 if each["label"] == "refused" else 200), answer
         if each["answer"] is not None:
             recorded = [block["id"] for block in each["answer"] if block["type"] == "tool_use"]
@@ -53,8 +57,8 @@ async def replay(agent: Agent, engine: ScriptedEngine, requests: list[Request]) 
 def expected_chains(labels: list[str]) -> list[tuple[str, list[int]]]:
     """Return the chains of a recording from its labels: kind, and the turns sampled in each.
 
-    ``compact`` sums up the main agent's history; ``handoff``, ``rewrite`` and ``edit`` begin it
-    anew, as ``sub1!`` does with a sub-agent's.
+    ``compact`` sums up the main agent's history, ``summary`` does so without effect; ``handoff``,
+    ``rewrite`` and ``edit`` begin it anew, as ``sub1!`` does with a sub-agent's.
     """
     chains: list[tuple[str, str, list[int]]] = []
     growing: dict[str, list[int]] = {}
@@ -62,9 +66,10 @@ def expected_chains(labels: list[str]) -> list[tuple[str, list[int]]]:
     for turn, label in enumerate(labels):
         is_main = label in ("handoff", "rewrite", "edit", "compact")
         thread = "main" if is_main else label.removesuffix("!")
-        if label == "compact":
+        if label in ("compact", "summary"):
             chains.append(("compaction", "", [turn]))
-            del growing["main"]
+            if label == "compact":
+                del growing["main"]
             continue
         if label in BREAKS or label == "side":
             left = growing.pop(thread, None)
@@ -130,4 +135,5 @@ def test_the_recordings_are_of_every_program_that_is_claimed() -> None:
             "smolagents",
         ),
         "@mariozechner/pi-coding-agent",
+        "@google/gemini-cli",
     }

@@ -12,7 +12,7 @@ import pytest
 from agentrl.testing.completions import Completion
 from agentrl.testing.scripted_engine import ScriptedEngine
 from runners.gateway.dialects.body import MAX_UNKNOWN
-from runners.gateway.dialects.endpoints import DIALECTS
+from runners.gateway.dialects.endpoints import DIALECTS, find_endpoint
 from runners.gateway.sessions.session import MAX_IGNORED
 from tests.fakes.running_gateway import Gateway, user
 
@@ -20,6 +20,7 @@ PATHS: dict[str, Callable[[str], dict[str, Any]]] = {
     "/v1/messages": lambda text: {"max_tokens": 9, "messages": [user(text)]},
     "/v1/chat/completions": lambda text: {"messages": [user(text)]},
     "/v1/responses": lambda text: {"input": text},
+    "/v1beta/models/m:generateContent": lambda text: {"contents": {"parts": {"text": text}}},
 }
 OF_OTHER_SERVERS: dict[str, Any] = {
     "min_tokens": 5,
@@ -78,6 +79,6 @@ async def test_a_client_that_makes_up_keys_fills_neither_the_counters_nor_the_lo
 def test_a_request_names_some_of_its_unknown_keys_and_counts_all(path: str) -> None:
     keys = dict.fromkeys(map(str, range(1000)))
     body = orjson.dumps({"model": "m", **PATHS[path]("hi"), **keys})
-    request = DIALECTS[path].parse_request(body, {}).request
+    request = DIALECTS[find_endpoint(path, {}).path].parse_request(body, {}).request
     assert request.ignored == tuple(map(str, range(MAX_UNKNOWN)))
     assert request.unknown_keys == 1000

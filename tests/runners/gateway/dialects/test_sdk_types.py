@@ -1,6 +1,7 @@
 """Every body that the types of the vendors' SDKs allow is read: each member of each union once.
 
-The types are TypedDicts; ``anthropic``'s are looked at where it is installed.
+The types are TypedDicts, Google's are models; those of ``anthropic`` and ``google-genai`` are
+looked at where they are installed.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import importlib
 import types
 from collections.abc import Iterator
+from enum import Enum
+from itertools import chain
 from typing import (
     Annotated,
     Any,
@@ -26,10 +29,18 @@ from pydantic import BaseModel
 from typing_extensions import TypeAliasType, is_typeddict
 
 from runners.gateway.dialects.contract import ParsedRequest
-from runners.gateway.dialects.endpoints import DIALECTS
+from runners.gateway.dialects.endpoints import DIALECTS, GENERATE
 
 MAX_DEPTH = 5
-PLAIN = {str: "text", int: 1, float: 0.5, bool: True, object: {"any": [1, None]}}
+PLAIN = {
+    bytes: "aGk=",
+    str: "text",
+    int: 1,
+    float: 0.5,
+    bool: True,
+    object: {"any": [1, None]},
+    Any: {},
+}
 
 
 def examples(kind: Any, depth: int = 0) -> Iterator[Any]:
@@ -46,6 +57,10 @@ def examples(kind: Any, depth: int = 0) -> Iterator[Any]:
             yield from examples(member, depth)
     elif is_typeddict(kind):
         yield from _objects(kind, depth)
+    elif isinstance(kind, type) and issubclass(kind, Enum):
+        yield next(iter(kind)).value
+    elif isinstance(kind, type) and issubclass(kind, BaseModel) and _is_googles(kind):
+        yield from _google_objects(kind, depth)
     elif isinstance(kind, type) and issubclass(kind, BaseModel):
         fields = {name: field.annotation for name, field in kind.model_fields.items()}
         yield {name: next(examples(hint, depth + 1), None) for name, hint in fields.items()}
@@ -73,6 +88,24 @@ def _objects(kind: Any, depth: int) -> Iterator[dict[str, Any]]:
         for value in found if depth < 3 else found[:2]:
             if name not in least or least[name] != value:
                 yield {**least, name: value}
+
+
+def _is_googles(kind: type[BaseModel]) -> bool:
+    return kind.__module__.startswith("google.genai")
+
+
+def _google_objects(kind: type[BaseModel], depth: int) -> Iterator[dict[str, Any]]:
+    """Yield objects of a model with one member each, by the name that it has on the wire."""
+    if depth > MAX_DEPTH:
+        return
+    least = {"name": "f"} if "name" in kind.model_fields else {}
+    yield least
+    for name, field in kind.model_fields.items():
+        if name in least:  # the API asks for it, though its type does not
+            continue
+        found = list(examples(field.annotation, depth + 1))
+        for value in found if depth < 3 else found[:2]:
+            yield {**least, field.alias or name: value}
 
 
 def parse(path: str, body: dict[str, Any]) -> ParsedRequest:
@@ -131,6 +164,36 @@ def test_every_message_of_anthropic_s_api_is_read(name: str) -> None:
     count, faults = refused("/v1/messages", bodies)
     assert count > 40
     assert faults == {}
+
+
+def test_every_content_of_google_s_api_is_read() -> None:
+    pytest.importorskip("google.genai", reason="google-genai is not installed")
+    types: Any = importlib.import_module("google.genai.types")
+    user = {"role": "user", "parts": [{"text": "Go on."}]}
+    kinds = {
+        "systemInstruction": "Content",
+        "tools": "Tool",
+        "toolConfig": "ToolConfig",
+        "generationConfig": "GenerationConfig",
+        "safetySettings": "SafetySetting",
+    }
+    contents = (
+        {"contents": [user, {"role": role, "parts": [part]}, user]}
+        for part in examples(types.Part)
+        for role in ("user", "model")
+        if OWNER.get(next(reversed(part), ""), role) == role
+    )
+    requests = (
+        {"contents": [user], name: [value] if name in ("tools", "safetySettings") else value}
+        for name, kind in kinds.items()
+        for value in examples(getattr(types, kind), 1)
+    )
+    count, faults = refused(GENERATE, chain(contents, requests))
+    assert count > 250
+    assert faults == {}
+
+
+OWNER = {"functionCall": "model", "functionResponse": "user"}
 
 
 def _is_of_its_role(message: dict[str, Any]) -> bool:

@@ -20,7 +20,7 @@ from agentrl.testing.completions import END, spoken
 from agentrl.testing.scripted_engine import ScriptedEngine
 from conf.sections.gateway import GatewayLimitsConfig
 from runners.gateway.conversation import Piece, TurnRequest, group_messages
-from runners.gateway.dialects.endpoints import DIALECTS
+from runners.gateway.dialects.endpoints import DIALECTS, GENERATE
 from runners.gateway.dialects.json_text import find_items, find_list, mend_unicode
 from runners.gateway.dialects.transfer import from_plain, read_pieces, to_plain
 from runners.gateway.refusal import OverLimit, RefusalKind, Refused
@@ -110,12 +110,22 @@ def bodies() -> list[tuple[str, bytes]]:
             {"type": "web_search"},
         ],
     }
+    google = {
+        "contents": [
+            {"role": "user", "parts": [{"text": "hi"}, {"inlineData": {"mimeType": "image/png"}}]},
+            {"role": "model", "parts": [{"functionCall": {"name": "f", "args": {"a": 1}}}]},
+            {"parts": [{"functionResponse": {"name": "f", "response": {"error": "no"}}}]},
+        ],
+        "tools": [{"functionDeclarations": [{"name": "f"}]}],
+        "generationConfig": {"stopSequences": ["x"], "thinkingConfig": {"includeThoughts": True}},
+    }
     with_odd = orjson.dumps({**messages, "max_tokens": 9, "stop_sequences": ["x"]})
     return [
         ("/v1/messages", with_odd.replace(b'"@"', ODD_NUMBERS.encode())),
         ("/v1/messages/count_tokens", orjson.dumps(messages)),
         ("/v1/chat/completions", orjson.dumps(chat)),
         ("/v1/responses", orjson.dumps({**responses, "stream": True})),
+        (GENERATE, orjson.dumps(google)),
     ]
 
 

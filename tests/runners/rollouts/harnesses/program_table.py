@@ -270,6 +270,7 @@ SUBMIT = call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo 
 MINI = program("mini_swe_agent", "bash", last=SUBMIT, command=SED)
 OPENCODE = program("opencode", "bash", before=(TITLE,), command=SED, description="Fix")
 QWEN = program("qwen_code", "run_shell_command", command=UNSEEN, is_background=False)
+GEMINI = program("gemini_cli", "run_shell_command", command=SED, description="Fix")
 SDK = program("claude_agent_sdk", "Bash", command=SED, description="Fix")
 CLINE = program("cline", "run_commands", commands=[SED])
 FINISH = call("finish", message="Done.")
@@ -280,6 +281,11 @@ OTHERS = [
     with_sub(OPENCODE[0], sent_by("task", "general")),
     *QWEN,
     with_sub(QWEN[0], sent_by("agent", "general-purpose")),
+    *GEMINI,
+    replace(
+        with_sub(GEMINI[0], call("invoke_agent", agent_name="generalist", prompt=TASK)),
+        sub=(call("complete_task", response="it subtracts"),),
+    ),
     *program("pi", "bash", command=SED),
     *program("continue", "Bash", command=SED),
     *program("openhands", "terminal", last=FINISH, **OPENHANDS),

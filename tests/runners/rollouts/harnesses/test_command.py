@@ -116,7 +116,16 @@ def test_shell_variables_and_json_are_no_placeholders() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("opencode", "qwen_code", "pi", "continue", "aider", "openhands", "openai_agents"),
+        *(
+            "opencode",
+            "qwen_code",
+            "gemini_cli",
+            "pi",
+            "continue",
+            "aider",
+            "openhands",
+            "openai_agents",
+        ),
         *("claude_agent_sdk", "cline"),
     ],
 )

@@ -46,6 +46,7 @@ PROGRAMS = [
     Scripted(
         "qwen_code", (call("run_shell_command", command=SED, is_background=False), say("Done."))
     ),
+    Scripted("gemini_cli", (call("run_shell_command", command=SED), say("Done."))),
     Scripted("continue", (call("Bash", command=SED), say("Done."))),
     Scripted("openai_agents", (call("bash", command=SED), say("Done."))),
     Scripted("claude_agent_sdk", (call("Bash", command=SED, description="Fix"), say("Done."))),
