@@ -27,7 +27,7 @@ _SCENARIOS = load_scenarios()
 VALUES: Mapping[str, Iterable[str]] = {
     "BENCHMARK": BENCHMARKS,
     "SCENARIO": _SCENARIOS,
-    "--group NAME,…": [*dict.fromkeys(each.group for each in _SCENARIOS.values()), *_SCENARIOS],
+    "--only GROUP,…": [*dict.fromkeys(each.group for each in _SCENARIOS.values()), *_SCENARIOS],
     "--wire API": WIRE_NAMES,
     "--wire API,…": WIRE_NAMES,
     "--format FORMAT,…": FORMATS,

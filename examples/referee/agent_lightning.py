@@ -1,4 +1,4 @@
-"""A sketch for Agent Lightning's proxy and store, Chat Completions alone; untried.
+"""A sketch for Agent Lightning's proxy and store, Chat Completions alone; not run.
 
 The proxy is at port 9001, the store at 9002. Read at microsoft/agent-lightning,
 agentlightning/adapter/triplet.py 0baa3f03; the proxy's address by its documentation.
@@ -6,8 +6,7 @@ agentlightning/adapter/triplet.py 0baa3f03; the proxy's address by its documenta
 
 from agentlightning import LightningStoreClient
 from agentlightning.adapter import LlmProxyTraceToTriplet
-
-from agentrl.referee.adapters import join_calls
+from join_calls import join_calls
 
 STORE = LightningStoreClient("http://127.0.0.1:9002")
 

@@ -1,28 +1,32 @@
-"""The adapter of agentrl's own gateway: `agentrl gateway … >gateway.json` has its address."""
+"""The adapter of agentrl's own gateway: it starts one, in the directory `judged`."""
 
+import atexit
 import json
-import urllib.request
-from pathlib import Path
+import subprocess
+from dataclasses import asdict
 
-STARTED = json.loads(Path("gateway.json").read_text().splitlines()[0])
+from agentrl import GatewayClient
+
+GATEWAY = []
 
 
-def _post(path, body):
-    headers = {"authorization": f"Bearer {STARTED['admin_key']}"}
-    asked = urllib.request.Request(STARTED["url"] + path, json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(asked) as answer:
-        return json.load(answer)
+def start(engine, tokenizer):
+    """Start it before that engine; its first line has its address and the key of its API."""
+    keys = ["engine=sglang", f"engine.url={engine}", f"model.tokenizer={tokenizer}", "model=local"]
+    command = ["agentrl", "gateway", *keys, "model.renderer=qwen3", "run.dir=judged"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    atexit.register(process.terminate)
+    started = json.loads(process.stdout.readline())
+    GATEWAY.append(GatewayClient(started["url"], started["admin_key"]))
 
 
 def open():
     """Open a session: the base URL, the headers of its program, and what finish needs."""
-    session = _post("/admin/sessions", {})
-    return STARTED["url"], {"x-api-key": session["api_key"]}, session["session_id"]
+    session = (block := GATEWAY[0].session()).__enter__()
+    return session.base_url, {"x-api-key": session.api_key}, (session, block)
 
 
-def finish(session):
+def finish(handle):
     """Return the session's chains."""
-    return [
-        {**chain, "mask": chain["loss_mask"], "versions": chain["weight_versions"]}
-        for chain in _post(f"/admin/sessions/{session}/finish", {})["segments"]
-    ]
+    chains = handle[0].finish().segments
+    return [asdict(c) | {"mask": c.loss_mask, "versions": c.weight_versions} for c in chains]

@@ -1,11 +1,11 @@
-"""A sketch for the session server of Miles at port 9001, Chat Completions alone; untried.
+"""A sketch for the session server of Miles at port 9001, Chat Completions alone; not run.
 Read at radixark/miles, miles/rollout/session: sessions.py 040ebef0, core.py 0176e886.
 """
 
 import json
 import urllib.request
 
-from agentrl.referee.adapters import join_calls
+from join_calls import join_calls
 
 SERVER = "http://127.0.0.1:9001"
 

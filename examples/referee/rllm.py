@@ -1,12 +1,11 @@
-"""A sketch for rLLM's model gateway at port 9001, Chat Completions alone; untried.
+"""A sketch for rLLM's model gateway at port 9001, Chat Completions alone; not run.
 
 Started as `rllm-model-gateway --port 9001 --worker http://127.0.0.1:9000/v1`; the tokenizer's
 directory needs a chat template. Read at rllm-org/rllm, rllm-model-gateway/README.md 39a9ce58.
 """
 
+from join_calls import join_calls
 from rllm_model_gateway import GatewayClient
-
-from agentrl.referee.adapters import join_calls
 
 GATEWAY = GatewayClient("http://127.0.0.1:9001")
 

@@ -1,4 +1,4 @@
-"""A sketch for slime's agent adapters in this process; untried. Read at THUDM/slime,
+"""A sketch for slime's agent adapters in this process; not run. Read at THUDM/slime,
 slime/agent/adapters: common.py 0ee40d54, anthropic.py 01931033.
 """
 

@@ -1,4 +1,4 @@
-"""A sketch for uni-agent's gateway actor, Chat Completions alone; untried.
+"""A sketch for uni-agent's gateway actor, Chat Completions alone; not run.
 
 `make_actor(url)` is yours: it makes the actor with verl's client of the engine at that address.
 Read at verl-project/uni-agent, uni_agent/gateway/gateway.py 00f4ba57.

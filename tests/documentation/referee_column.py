@@ -15,14 +15,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from agentrl.referee.adapters import read_opened, read_samples
-from agentrl.referee.clients import ApiClient
+from agentrl.referee.adapters import read_samples
+from agentrl.referee.clients import APIS, ApiClient, HttpClient
 from agentrl.referee.conversation import TrainedSample
-from agentrl.referee.engine import CueEngine
+from agentrl.referee.judge import Cell
+from agentrl.referee.policy import CueEngine, Vocabulary
 from agentrl.referee.program import Scenario, load_scenarios
 from agentrl.referee.report import describe_run, list_rows, write_scores, write_totals
-from agentrl.referee.trial import WIRES, Cell, Trial, collect, now
-from agentrl.referee.vocabulary import Vocabulary
+from agentrl.referee.trial import Trial
 from agentrl.referee.wires import serve_engine
 from runners.records.checkpoints import SHIPPED
 from tests.fakes.running_gateway import Gateway, running_gateway
@@ -40,8 +40,8 @@ class OwnGateway:
 
     async def open(self, wire: str) -> tuple[ApiClient, Any]:
         session, key = await self._gateway.admin.create_session(None)
-        opened = {"url": self._gateway.url, "headers": {"authorization": f"Bearer {key}"}}
-        return read_opened(opened, wire, TIMEOUT_S), session
+        headers = {"authorization": f"Bearer {key}"}
+        return HttpClient(wire, self._gateway.url, headers, TIMEOUT_S), session
 
     async def finish(self, handle: Any) -> list[TrainedSample]:
         ended = await self._gateway.admin.finish(handle)
@@ -62,13 +62,14 @@ async def own_trial(run_dir: Path) -> Any:
         serve_engine(engine) as url,
         running_gateway(url, SHIPPED, run_dir, ping_s=5.0) as gateway,
     ):
-        yield Trial(OwnGateway(gateway), engine, vocabulary)
+        yield Trial(OwnGateway(gateway), engine)
 
 
 async def judge_own(run_dir: Path, scenarios: Iterable[Scenario]) -> tuple[list[Cell], str]:
     """Return the cells of our gateway on all APIs, and why the run ended early."""
     async with own_trial(run_dir) as trial:
-        return await collect(trial, scenarios, WIRES)
+        cells, ended = await trial.run(scenarios, list(APIS))
+        return cells, ended
 
 
 def write_section(run: dict[str, Any]) -> str:
@@ -76,7 +77,7 @@ def write_section(run: dict[str, Any]) -> str:
     wires, rows = list_rows(run)
     return "\n".join(
         [
-            f"Run on {run['date'].split()[0]}, {len(rows)} scenarios on {len(wires)} APIs:",
+            f"Run on {run['date']}, {len(rows)} scenarios on {len(wires)} APIs:",
             f"{write_totals(run)}.",
             "",
             *_write_table(wires, rows),
@@ -108,7 +109,9 @@ def main() -> None:
     write = parser.parse_args().write
     with tempfile.TemporaryDirectory() as place:
         cells, ended = asyncio.run(judge_own(Path(place) / "run", load_scenarios().values()))
-    run = describe_run(cells, Vocabulary(SHIPPED), gateway="agentrl", date=now(), ended=ended)
+    if ended:
+        raise SystemExit(f"the run ended early: {ended}")
+    run = describe_run(cells, Vocabulary(SHIPPED), gateway="agentrl")
     section = write_section(run)
     if write:
         page = PAGE.read_text("utf-8")

@@ -1,6 +1,7 @@
 """The agent program of a scenario: a conversation that it may edit, cut and branch as it likes.
 
-The public methods are the steps of scenarios (``program.py``).
+The public methods are the steps of scenarios (``program.py``). A step that changes what was said
+says what it does: ``edit`` makes another message of it, ``respell`` another form of the same.
 """
 
 from __future__ import annotations
@@ -24,9 +25,8 @@ from agentrl.referee.conversation import (
     Tool,
     Words,
     find_words,
-    renumber,
 )
-from agentrl.referee.engine import ScenarioEngine
+from agentrl.referee.policy import CueEngine
 
 _TEXT = {"type": "string"}
 TOOLS = (
@@ -48,35 +48,31 @@ ATTEMPTS = 4
 """As often a request is sent whose engine fails."""
 REACH_S = 0.05
 """An engine learns so much later that a program has left."""
-
-
 _REWRITES: Mapping[str, Callable[[str], list[str]]] = {
     "trim": lambda text: ["\n".join(map(str.rstrip, text.split("\n"))).strip(" ")],
     "fold": lambda text: [" ".join(text.split())],
     "split": lambda text: text.split("\n"),
     "shorten": lambda text: [text.split(".")[0] + "."],
+    "append": lambda text: [f"{text} (checked)"],
     "without cd": lambda text: [text.partition(" && ")[2]],
 }
 """The ways in which programs send a text again, each with its blocks."""
+_FIELDS = {"texts", "thought", "native", "absent", "key"}
+"""Of a message; other changes are of arguments."""
 
 
 class ScenarioStopped(Exception):
     """The scenario cannot go on: a request got no answer, or an answer came without its calls."""
 
 
-def call(name: str, **arguments: Any) -> PolicyCall:
-    """Return a call of the policy; ``{w}`` in an argument becomes a new word."""
-    return PolicyCall(name, arguments)
+def call(name: str, text: str = "", /, **arguments: Any) -> PolicyCall:
+    """Return a call of the policy, whose arguments are no object if ``text`` stands for them."""
+    return PolicyCall(name, text or arguments)
 
 
 def say(text: str = "", *calls: PolicyCall, thought: str = "", **more: Any) -> PolicyAnswer:
     """Return an answer of the policy; its text and its thought hold a word."""
     return PolicyAnswer(_with_word(text), calls, _with_word(thought), **more)
-
-
-def raw(text: str, **more: Any) -> PolicyAnswer:
-    """Return an answer of the policy that is no well-formed one."""
-    return PolicyAnswer(raw=text, **more)
 
 
 def _with_word(text: str) -> str:
@@ -88,12 +84,13 @@ class AgentSession:
     """One session with a gateway, and everything that happens in it."""
 
     client: ApiClient
-    engine: ScenarioEngine
+    engine: CueEngine
     words: Words
     stream: bool = False
     turns: list[ProgramTurn] = field(default_factory=list)
     """In the order in which they were answered."""
-    asked: int = 0
+    keys: int = 0
+    """Messages that were made so far."""
 
 
 class ScriptedAgent:
@@ -104,13 +101,13 @@ class ScriptedAgent:
         self._fill = session.words.fill
         self._system: str = self._fill(_with_word(system_prompt))
         self._tools: tuple[Tool, ...] = TOOLS
-        self.history: list[Message] = []
+        self._history: list[Message] = []
 
     # --- what it says ---------------------------------------------------------------------------
 
-    def user(self, *texts: str, **how: Any) -> None:
-        """Add a message of the user, of one block or more."""
-        self._add("user", texts, **how)
+    def user(self, *texts: str, role: str = "user", **how: Any) -> None:
+        """Add a message of the user, or a later one of the system, of one block or more."""
+        self._add(role, texts, **how)
 
     def result(self, text: str = "ok {w}", number: int = 0, *, repeat: int = 1, **how: Any) -> None:
         """Add the result of a call of the last answer with calls."""
@@ -118,29 +115,26 @@ class ScriptedAgent:
 
     def respond(self) -> None:
         """Add results of the calls that the program got; without one, a message of the user."""
-        calls = self.history[-1].calls
+        calls = self._history[-1].calls
         for number in range(len(calls)):
             self.result("no such thing {w}", number)
         if not calls:
             self.user("That was no call.")
 
-    def later_system(self, text: str) -> None:
-        """Add a system message inside of the conversation."""
-        self._add("system", (text,))
-
     def assistant(self, text: str = "", *calls: PolicyCall) -> None:
         """Add an answer that nobody sampled."""
-        made = [
-            replace(each, arguments=self._fill(each.arguments), id=self._fill("c_{w}"))
-            for each in calls
-        ]
-        self._add("assistant", (text,) if text else (), calls=tuple(made))
+        made = self._fill(tuple(replace(each, id="c_{w}") for each in calls))
+        self._add("assistant", (text,) if text else (), calls=made)
 
     def _add(self, role: Any, texts: Sequence[str], **how: Any) -> None:
         filled = [self._fill(text) for text in texts]
         if filled and filled[-1] and not find_words(*filled):
             filled[-1] = self._fill(f"{filled[-1]} {{w}}")
-        self.history.append(Message(role, tuple(filled), **how))
+        self._history.append(Message(role, tuple(filled), key=self._new_key(), **how))
+
+    def _new_key(self) -> int:
+        self._session.keys += 1
+        return self._session.keys
 
     # --- turns ----------------------------------------------------------------------------------
 
@@ -156,32 +150,32 @@ class ScriptedAgent:
         A fault among them may reach the program, which then repeats its request. ``optional``: the
         gateway may refuse such a request. Raises NotOffered and ScenarioStopped.
         """
-        scripted = await self._script(answers)
-        attempts = ATTEMPTS if any(answer.fault for answer in scripted) else 1
+        self._session.engine.script(self._cue(), self._fill(answers))
+        attempts = ATTEMPTS if any(answer.fault for answer in answers) else 1
+        stream = self._session.stream if stream is None else stream
         asked = self._request(**request)
         for left in reversed(range(attempts)):
-            number = self._next_number()
             try:
-                reply = await self._session.client.send(asked, stream=self._streams(stream))
+                reply = await self._session.client.send(asked, stream=stream)
             except GatewayFault as fault:
                 if optional and 400 <= fault.status < 500:
                     raise NotOffered(str(fault)) from fault
                 again = left > 0 and fault.status not in FINAL
-                failed = ProgramTurn(number, asked, None, str(fault), fault.status, may_fail=again)
-                self._session.turns.append(failed)
+                self._note(asked, None, str(fault), fault.status, may_fail=again)
                 if not again:
                     raise ScenarioStopped(str(fault)) from fault
                 await asyncio.sleep(REACH_S)
                 continue
-            self._session.turns.append(ProgramTurn(number, asked, reply))
-            self.history.append(reply.message(number))
+            reply = replace(reply, key=reply.key or self._new_key())
+            self._note(asked, reply, status=200)
+            self._history.append(reply)
             return
 
     async def leave(self, answer: PolicyAnswer) -> None:
         """Ask, and close the connection while the policy answers."""
-        await self._script([replace(answer, hold=True)])
-        cue, asked, number = self._cue(), self._request(), self._next_number()
+        cue, asked = self._cue(), self._request()
         engine, send = self._session.engine, self._session.client.send
+        engine.script(cue, [self._fill(replace(answer, hold=True))])
         task = asyncio.ensure_future(send(asked, stream=self._session.stream))
         try:
             await engine.wait(cue)
@@ -192,8 +186,8 @@ class ScriptedAgent:
             with suppress(asyncio.CancelledError, GatewayFault):
                 await task
             await asyncio.sleep(REACH_S)
-            await engine.release(cue)
-        self._session.turns.append(ProgramTurn(number, asked, None, cancelled=True, may_fail=True))
+            engine.release(cue)
+        self._note(asked, None, may_fail=True)
 
     async def work(
         self,
@@ -217,51 +211,32 @@ class ScriptedAgent:
         """Take a turn that answers with text."""
         await self.turn(say(text, thought=thought, **how))
 
-    async def version(self, number: int) -> None:
+    def version(self, number: int) -> None:
         """Give the engine other weights."""
-        await self._session.engine.set_version(number)
-
-    async def _script(self, answers: Sequence[PolicyAnswer]) -> list[PolicyAnswer]:
-        fill = self._fill
-        filled = [
-            replace(
-                answer,
-                text=fill(answer.text),
-                thought=fill(answer.thought),
-                calls=tuple(replace(each, arguments=fill(each.arguments)) for each in answer.calls),
-                raw=None if answer.raw is None else fill(answer.raw),
-            )
-            for answer in answers
-        ]
-        await self._session.engine.script(self._cue(), filled)
-        return filled
+        self._session.engine.version = number
 
     def _cue(self) -> str:
         """Return the word that stands last in what the program has said."""
-        for message in reversed(self.history):
+        for message in reversed(self._history):
             if message.role != "assistant" and (words := WORD.findall(message.text)):
                 return str(words[-1])
         raise ScenarioStopped("the program has not said anything")
 
     def _request(self, **changes: Any) -> ProgramRequest:
-        return ProgramRequest(self._system, self._tools, tuple(self.history), **changes)
+        return ProgramRequest(self._system, self._tools, tuple(self._history), **changes)
 
-    def _streams(self, stream: bool | None) -> bool:
-        return self._session.stream if stream is None else stream
-
-    def _next_number(self) -> int:
-        self._session.asked += 1
-        return self._session.asked - 1
+    def _note(self, *turn: Any, **how: Any) -> None:
+        self._session.turns.append(ProgramTurn(len(self._session.turns), *turn, **how))
 
     # --- other conversations --------------------------------------------------------------------
 
-    def make_branch(self) -> ScriptedAgent:
+    def branch(self) -> ScriptedAgent:
         """Return a program that goes on from here by itself."""
         twin = ScriptedAgent(self._session)
-        twin._system, twin._tools, twin.history = self._system, self._tools, list(self.history)
+        twin._system, twin._tools, twin._history = self._system, self._tools, list(self._history)
         return twin
 
-    def make_subagent(self) -> ScriptedAgent:
+    def subagent(self) -> ScriptedAgent:
         """Return a program with a system prompt of its own."""
         return ScriptedAgent(self._session, "You explore.")
 
@@ -284,111 +259,111 @@ class ScriptedAgent:
 
     def cut(self, count: int) -> None:
         """Take the last messages away."""
-        del self.history[-count:]
+        del self._history[-count:]
 
     def rewind(self) -> None:
         """Take the last answer away, with what followed it."""
-        del self.history[self._places()[-1] :]
+        del self._history[self._places()[-1] :]
 
     def drop_exchange(self, number: int) -> None:
         """Take an answer away, with its results."""
         at = self._places()[number]
-        del self.history[at]
-        while at < len(self.history) and self.history[at].role == "tool":
-            del self.history[at]
+        del self._history[at]
+        while at < len(self._history) and self._history[at].role == "tool":
+            del self._history[at]
 
     def go_on(self) -> None:
         """Let the user speak, if an answer has the last word."""
-        if not self.history or self.history[-1].role == "assistant":
+        if not self._history or self._history[-1].role == "assistant":
             self.user("Go on.")
 
     def drop(self, at: int) -> None:
         """Take one message away."""
-        del self.history[at]
-
-    def swap(self, one: int, other: int) -> None:
-        """Let two messages change places."""
-        held = self.history
-        held[one], held[other] = held[other], held[one]
+        del self._history[at]
 
     def change(self, at: int, *texts: str) -> None:
-        """Replace the text of a message."""
-        self.history[at] = replace(self.history[at], texts=tuple(map(self._fill, texts)))
+        """Replace a message of the user, or a result, by another one."""
+        new = {"texts": self._fill(texts), "key": self._new_key()}
+        self._history[at] = replace(self._history[at], **new)
 
     def compact(self, keep: int = 0) -> None:
         """Replace the conversation, but for its last messages, by a summary."""
-        kept = self.history[-keep:] if keep else []
-        self.history = []
+        kept = self._history[-keep:] if keep else []
+        self._history = []
         self.user("This session goes on from a summary: the bug is in calc.py.")
-        self.history += kept
+        self._history += kept
 
-    def edit(self, number: int = -1, **changes: Any) -> None:
-        """Change fields of an answer, by its number among the answers."""
+    def edit(self, number: int = -1, **how: Any) -> None:
+        """Make another message of an answer, by its number among the answers: see ``_change``."""
+        self._change(number, **how, key=self._new_key())
+
+    def respell(self, number: int = -1, **how: Any) -> None:
+        """Send an answer in another form, which says the same: see ``_change``."""
+        self._change(number, **how)
+
+    def _change(
+        self,
+        number: int,
+        *,
+        how: str = "",
+        of: str = "",
+        name: str = "",
+        keep: Sequence[int] | None = None,
+        **changes: Any,
+    ) -> None:
+        """Change fields of an answer, or arguments of its first call: None takes one away.
+
+        ``how``: see ``_REWRITES``, of its text, or ``of`` an argument; ``name``: of its first call;
+        ``keep``: the calls that stay, in this order.
+        """
         at = self._places()[number]
-        filled: dict[str, Any] = {
-            key: tuple(self._fill(value)) if isinstance(value, list) else value
-            for key, value in changes.items()
-        }
-        self.history[at] = replace(self.history[at], **filled)
-
-    def edit_call(self, number: int = -1, **arguments: Any) -> None:
-        """Set arguments of an answer's first call; None takes one away."""
-        first, *others = self.history[self._places()[number]].calls or (self._last_call(0),)
-        changed = {**first.arguments, **self._fill(arguments)}
-        kept = {key: value for key, value in changed.items() if value is not None}
-        self.edit(number, calls=(replace(first, arguments=kept), *others))
-
-    def rewrite_call(self, key: str, how: str) -> None:
-        """Change an argument of the last call: see ``_REWRITES``."""
-        changed: dict[str, Any] = {}
-        changed[key] = _REWRITES[how](str(self._last_call(0).arguments.get(key)))[0]
-        self.edit_call(**changed)
-
-    def reorder_arguments(self) -> None:
-        """Send arguments in another order, and 10.0 as 10."""
-        made = self._last_call(0)
-        pairs = reversed(list(made.arguments.items()))
-        numbers = {key: int(it) if isinstance(it, float) else it for key, it in pairs}
-        self.edit(calls=(replace(made, arguments=numbers),))
-
-    def rename(self, name: str) -> None:
-        """Send a call under another name."""
-        self.edit(calls=(replace(self._last_call(0), name=name),))
-
-    def keep_calls(self, *numbers: int) -> None:
-        """Keep these calls of the last answer, in this order."""
-        self.edit(calls=tuple(self._last_call(number) for number in numbers))
-
-    def rewrite(self, how: str, text: str = "") -> None:
-        """Change the text of the last answer: see ``_REWRITES``; ``text``: what is appended."""
-        last = self.history[self._places()[-1]]
-        self.edit(texts=_REWRITES[how](last.text) if how != "append" else [last.text + text])
-
-    def forget_thoughts(self, text: str = "") -> None:
-        """Send no thought, or another one, with the last answer."""
-        self.edit(thought=text, native=None)
+        old, changes = self._history[at], self._fill(changes)
+        fields = {key: changes.pop(key) for key in _FIELDS & changes.keys()}
+        if how and not of:
+            fields["texts"] = _REWRITES[how](old.text)
+        calls = list(old.calls)
+        if of or name or changes:
+            if not calls:
+                raise ScenarioStopped("the program got an answer without calls")
+            first = calls[0]
+            if of:
+                changes[of] = _REWRITES[how](str(first.arguments[of]))[0]
+            values = changes | {k: v for k, v in first.arguments.items() if k not in changes}
+            kept = {key: value for key, value in values.items() if value is not None}
+            calls[0] = replace(first, arguments=kept, name=name or first.name)
+        fields["texts"] = tuple(fields.get("texts", old.texts))
+        fields["calls"] = tuple(calls if keep is None else (calls[kept] for kept in keep))
+        self._history[at] = replace(old, **fields)
 
     def flip_lists(self) -> None:
         """Send what was a list of blocks as one text, and the other way round."""
-        self.history = [replace(message, is_list=not message.is_list) for message in self.history]
+        self._history = [replace(message, is_list=not message.is_list) for message in self._history]
 
     def mark_newest(self) -> None:
         """Put the mark for a cache at the newest message, and nowhere else."""
-        *others, newest = [replace(message, marked=False) for message in self.history]
-        self.history = [*others, replace(newest, marked=True)]
+        *others, newest = [replace(message, marked=False) for message in self._history]
+        self._history = [*others, replace(newest, marked=True)]
 
     def ids(self, change: str) -> None:
         """Send calls' ids without punctuation (``clean``), or numbered anew (``number``)."""
-        known = [made.id for message in self.history for made in message.calls]
+        known = [made.id for message in self._history for made in message.calls]
         cleaned = ("".join(filter(str.isalnum, each)) for each in known)
         new = cleaned if change == "clean" else (f"c{number}" for number in range(len(known)))
-        self.history = renumber(self.history, dict(zip(known, new, strict=True)))
+        ids = dict(zip(known, new, strict=True))
+        self._history = [
+            replace(
+                message,
+                calls=tuple(replace(made, id=ids[made.id]) for made in message.calls),
+                call_id=ids.get(message.call_id, message.call_id),
+            )
+            for message in self._history
+        ]
 
     def _places(self) -> list[int]:
-        return [at for at, message in enumerate(self.history) if message.role == "assistant"]
+        return [at for at, message in enumerate(self._history) if message.role == "assistant"]
 
     def _last_call(self, number: int) -> PolicyCall:
-        calls = next((each.calls for each in reversed(self.history) if each.calls), ())
+        calls = next((each.calls for each in reversed(self._history) if each.calls), ())
         if number >= len(calls):
             raise ScenarioStopped(f"call {number} of the policy did not reach the program")
         return calls[number]

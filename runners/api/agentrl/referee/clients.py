@@ -1,32 +1,40 @@
 """Clients of three APIs: a neutral request becomes a body, and an answer what the program received.
 
-What a gateway answers is read as programs read it, and whatever cannot be read so is a GatewayFault
-that says why.
+An API is an entry in ``APIS``: how a request is written, how an answer is read, and how the events
+of a stream make that answer. What cannot be read as programs read it is a GatewayFault.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
+
+import aiohttp
 
 from agentrl.referee.conversation import (
     GatewayFault,
     Message,
     NotOffered,
     PolicyCall,
-    ProgramReply,
     ProgramRequest,
+    Tool,
 )
-from agentrl.referee.http_client import post, quote, read_events, read_json
 
 PIXEL = (
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJg"
     "gg=="
 )
-"""An image."""
-MODEL = "policy"
+PIXEL_URL = f"data:image/png;base64,{PIXEL}"
+MODEL, MAX_TOKENS = "policy", 4000
+TIMEOUT_S = 60.0
+"""Deadline of a request."""
+BODY_MB = 32
+"""The largest answer that is read."""
+SHOWN = 300
+"""Characters of an answer that a message quotes."""
+_HEADERS = {"content-type": "application/json", "accept-encoding": "identity"}
 _STOPS = {
     **dict.fromkeys(("end_turn", "stop_sequence", "stop", "completed"), "stop"),
     **dict.fromkeys(("tool_use", "tool_calls"), "calls"),
@@ -37,49 +45,47 @@ _STOPS = {
 class ApiClient(Protocol):
     """The way in which a scenario reaches a gateway."""
 
-    wire: str
-
-    async def send(self, request: ProgramRequest, *, stream: bool) -> ProgramReply:
+    async def send(self, request: ProgramRequest, *, stream: bool) -> Message:
         """Return the answer. Raises NotOffered and GatewayFault."""
 
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """One of the three APIs."""
+    """One API; each function may raise whatever the structure of a wrong answer makes it raise."""
 
     path: str
     write: Callable[[ProgramRequest], dict[str, Any]]
-    read: Callable[[Any], ProgramReply]
+    read: Callable[[Any], Message]
     join: Callable[[Sequence[Any]], Any]
     """Makes of a stream's events the body that would have been answered without it."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class HttpClient:
     """A client of one API, with the key of one session."""
 
     wire: str
     url: str
     headers: Mapping[str, str]
-    timeout_s: float = 30.0
-    _api: Api = field(init=False)
+    timeout_s: float = TIMEOUT_S
 
-    def __post_init__(self) -> None:
-        self._api = APIS[self.wire]
-        self.url = self.url.rstrip("/").removesuffix("/v1")
-
-    async def send(self, request: ProgramRequest, *, stream: bool) -> ProgramReply:
+    async def send(self, request: ProgramRequest, *, stream: bool) -> Message:
         """See ``ApiClient``."""
-        body = self._api.write(request) | ({"stream": True} if stream else {})
+        api = APIS[self.wire]
+        # an API refuses an empty list of tools
+        body = {key: value for key, value in api.write(request).items() if value != []}
+        if stream:
+            body["stream"] = True
+        url = self.url.rstrip("/").removesuffix("/v1") + api.path
         raw = _dump(body, plain=request.plain_json)
-        answer, kind = await post(self.url + self._api.path, raw, self.headers, self.timeout_s)
+        answer, kind = await post(url, raw, self.headers, self.timeout_s)
         if stream and kind != "text/event-stream":
             raise GatewayFault(f"a stream was asked for, and {kind} came: {quote(answer)}", 200)
         try:
-            whole = self._api.join(list(read_events(answer))) if stream else read_json(answer)
+            whole = api.join(list(read_events(answer))) if stream else json.loads(answer)
             if isinstance(whole, dict) and whole.get("error"):
                 raise GatewayFault(f"an error in the answer: {quote(_dump(whole['error']))}", 200)
-            return self._api.read(whole)
+            return api.read(whole)
         except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             reason = f"{type(error).__name__}: {str(error)[:100]}"
             raise GatewayFault(f"not as the API has it ({reason}): {quote(answer)}", 200) from error
@@ -99,6 +105,86 @@ def _reverse(value: Any) -> Any:
     return [_reverse(part) for part in value] if isinstance(value, list) else value
 
 
+# --- requests to a gateway that may do anything: hang, cut, lie, or send without end --------------
+
+
+async def post(
+    url: str, body: bytes, headers: Mapping[str, str], timeout_s: float
+) -> tuple[bytes, str]:
+    """Return the body and the content type of an answer 200; raises GatewayFault."""
+    timeout, headers = aiohttp.ClientTimeout(total=timeout_s), {**headers, **_HEADERS}
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as http,
+            http.post(url, data=body, headers=headers, allow_redirects=False) as response,
+        ):
+            whole = b""
+            async for chunk in response.content.iter_chunked(2**16):
+                whole += chunk
+                if len(whole) > BODY_MB * 2**20:
+                    raise GatewayFault(f"an answer of over {BODY_MB} MB", response.status)
+            if response.status != 200:
+                raise GatewayFault(f"HTTP {response.status}: {quote(whole)}", response.status)
+            return whole, response.content_type
+    except TimeoutError as error:
+        raise GatewayFault(f"no answer within {timeout_s:g} s") from error
+    except (aiohttp.ClientError, OSError, TypeError, ValueError) as error:
+        raise GatewayFault(f"the connection failed: {error!r:.{SHOWN}}") from error
+
+
+def quote(body: bytes) -> str:
+    """Return the beginning of a body as a text that a message can hold."""
+    text = " ".join(body[: 4 * SHOWN].decode("utf-8", "replace").split())
+    return text[:SHOWN] or "(nothing)"
+
+
+def read_events(body: bytes) -> Iterator[Any]:
+    """Yield the JSON of each event of a stream, but for its ``[DONE]``; raises ValueError."""
+    for frame in body.replace(b"\r\n", b"\n").split(b"\n\n"):
+        lines = [
+            line[5:].removeprefix(b" ") for line in frame.split(b"\n") if line.startswith(b"data:")
+        ]
+        if lines and (data := b"\n".join(lines)).strip() != b"[DONE]":
+            yield json.loads(data)
+
+
+# --- what the APIs share --------------------------------------------------------------------------
+
+
+def _blocks(message: Message, kind: str, image: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the blocks of a message's content."""
+    blocks: list[dict[str, Any]] = [{"type": kind, "text": text} for text in message.texts]
+    if message.marked and blocks and kind == "text":
+        blocks[-1]["cache_control"] = {"type": "ephemeral"}
+    return [*blocks, dict(image)] if message.image else blocks
+
+
+def _shape(message: Message, blocks: list[dict[str, Any]]) -> Any:
+    """Return a content as a list, or as one text."""
+    is_one = len(blocks) == 1 and "text" in blocks[0]
+    return message.text if is_one and not message.is_list else blocks
+
+
+def _write_tool(tool: Tool, schema: str) -> dict[str, Any]:
+    return {"name": tool.name, "description": tool.description, schema: tool.schema}
+
+
+def _write_call(call: PolicyCall) -> dict[str, str]:
+    is_text = isinstance(call.arguments, str)
+    arguments = call.arguments if is_text else json.dumps(call.arguments)
+    return {"name": call.name, "arguments": arguments}
+
+
+def _answer(
+    texts: Sequence[str], calls: Sequence[PolicyCall], thought: str, stop: Any, native: Any = None
+) -> Message:
+    """Return an answer; ``stop``: the API's own word."""
+    stop = _STOPS.get(stop, str(stop))
+    return Message(
+        "assistant", tuple(texts), tuple(calls), _text(thought), native=native, stop=stop
+    )
+
+
 def _read_call(name: Any, arguments: Any, call_id: Any) -> PolicyCall:
     """Return a call whose arguments came as a text, or as an object."""
     if isinstance(arguments, str):
@@ -116,8 +202,22 @@ def _text(value: Any) -> str:
     return value
 
 
-def _arguments(call: PolicyCall) -> str:
-    return call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments)
+def _merge(known: dict[str, Any], delta: Mapping[str, Any]) -> None:
+    """Add a piece of a stream: texts grow, and the rows of a list are known by ``index``."""
+    for key, value in delta.items():
+        if isinstance(value, list):
+            rows = known.setdefault(key, [])
+            for row in value:
+                found = next((old for old in rows if old.get("index") == row.get("index")), None)
+                if found is None:
+                    rows.append(found := {})
+                _merge(found, row)
+        elif isinstance(value, dict):
+            _merge(known.setdefault(key, {}), value)
+        elif isinstance(value, str) and key not in ("id", "type", "role", "finish_reason"):
+            known[key] = (known.get(key) or "") + value
+        elif value is not None:
+            known[key] = value
 
 
 # --- Anthropic Messages ---------------------------------------------------------------------------
@@ -129,54 +229,39 @@ def _write_messages(request: ProgramRequest) -> dict[str, Any]:
         if message.role == "system":
             raise NotOffered("a system message inside of a conversation")
         role = "assistant" if message.role == "assistant" else "user"
-        blocks = _blocks(message)
-        merges = (
-            rows and rows[-1]["role"] == role == "user" and isinstance(rows[-1]["content"], list)
-        )
-        if merges and (message.role == "tool" or rows[-1]["content"][-1]["type"] == "tool_result"):
-            rows[-1]["content"] += blocks  # results, and what is said beside them, are one message
-        elif not message.is_list and len(blocks) == 1 and "text" in blocks[0]:
-            rows.append({"role": role, "content": blocks[0]["text"]})
+        blocks = _write_blocks(message)
+        last = rows[-1]["content"] if rows and rows[-1]["role"] == role == "user" else None
+        if isinstance(last, list) and "tool_result" in (blocks[0]["type"], last[-1]["type"]):
+            last += blocks  # results, and what is said beside them, are one message
         else:
-            rows.append({"role": role, "content": blocks})
-    body: dict[str, Any] = {
+            rows.append({"role": role, "content": _shape(message, blocks)})
+    return {
         "model": MODEL,
-        "max_tokens": request.max_tokens,
+        "max_tokens": MAX_TOKENS,
         "messages": rows,
         "system": [{"type": "text", "text": request.system}],
+        "tools": [_write_tool(tool, "input_schema") for tool in request.tools],
     }
-    if request.tools:
-        body["tools"] = [
-            {"name": tool.name, "description": tool.description, "input_schema": tool.schema}
-            for tool in request.tools
-        ]
-    return body
 
 
-def _blocks(message: Message) -> list[dict[str, Any]]:
-    texts: list[dict[str, Any]] = [{"type": "text", "text": text} for text in message.texts]
-    blocks = texts
-    if message.image:
-        source = {"type": "base64", "media_type": "image/png", "data": PIXEL}
-        blocks = [*texts, {"type": "image", "source": source}]
+def _write_blocks(message: Message) -> list[dict[str, Any]]:
+    source = {"type": "base64", "media_type": "image/png", "data": PIXEL}
+    blocks = _blocks(message, "text", {"type": "image", "source": source})
     if message.role == "tool":
-        content: Any = blocks if message.is_list else message.text
+        content = _shape(message, blocks)
         blocks = [{"type": "tool_result", "tool_use_id": message.call_id, "content": content}]
     if message.role == "assistant":
-        thoughts = [message.native] if message.native else []
-        if message.thought and not thoughts:
-            thoughts = [{"type": "thinking", "thinking": message.thought, "signature": ""}]
+        own = {"type": "thinking", "thinking": message.thought, "signature": ""}
         used = [
             {"type": "tool_use", "id": call.id, "name": call.name, "input": call.arguments}
             for call in message.calls
         ]
-        blocks = [*thoughts, *blocks, *used]
-    if message.marked and blocks:
-        blocks[-1]["cache_control"] = {"type": "ephemeral"}
+        thought = message.native or (own if message.thought else None)
+        blocks = [*([thought] if thought else []), *blocks, *used]
     return blocks
 
 
-def _read_message(body: Any) -> ProgramReply:
+def _read_message(body: Any) -> Message:
     texts, calls, thought, native = [], [], "", None
     for block in body["content"]:
         match block["type"]:
@@ -190,13 +275,11 @@ def _read_message(body: Any) -> ProgramReply:
                 calls.append(_read_call(block["name"], block["input"], block["id"]))
             case kind:
                 raise ValueError(f"a block of type {kind}")
-    return ProgramReply(tuple(texts), tuple(calls), thought, _stop(body["stop_reason"]), native)
+    return _answer(texts, calls, thought, body["stop_reason"], native)
 
 
 def _join_messages(events: Sequence[Any]) -> Any:
     body: dict[str, Any] = {}
-    pieces: dict[int, str] = {}
-    ended = False
     for event in events:
         match event["type"]:
             case "error":
@@ -206,23 +289,15 @@ def _join_messages(events: Sequence[Any]) -> Any:
             case "content_block_start":
                 body["content"].append(dict(event["content_block"]))
             case "content_block_delta":
-                delta, at = event["delta"], event["index"]
-                key = {"text_delta": "text", "thinking_delta": "thinking"}.get(delta["type"])
-                if delta["type"] == "input_json_delta":
-                    pieces[at] = pieces.get(at, "") + delta["partial_json"]
-                elif delta["type"] == "signature_delta":
-                    body["content"][at]["signature"] = delta["signature"]
-                elif key is not None:
-                    body["content"][at][key] += delta[key]
+                _merge(body["content"][event["index"]], {**event["delta"], "type": None})
             case "message_delta":
                 body |= event["delta"]
             case "message_stop":
-                ended = True
-    if not ended:
-        raise GatewayFault("the stream ended without message_stop", 200)
-    for at, text in pieces.items():
-        body["content"][at]["input"] = text
-    return body
+                for block in body["content"]:
+                    if "partial_json" in block:
+                        block["input"] = block.pop("partial_json")
+                return body
+    raise GatewayFault("the stream ended without message_stop", 200)
 
 
 # --- Chat Completions -----------------------------------------------------------------------------
@@ -231,158 +306,99 @@ def _join_messages(events: Sequence[Any]) -> Any:
 def _write_chat(request: ProgramRequest) -> dict[str, Any]:
     rows: list[dict[str, Any]] = [{"role": "system", "content": request.system}]
     for message in request.history:
-        row: dict[str, Any] = {"role": message.role}
-        content: Any = [{"type": "text", "text": text} for text in message.texts]
-        if message.image:
-            url = f"data:image/png;base64,{PIXEL}"
-            content.append({"type": "image_url", "image_url": {"url": url}})
-        if message.marked and content:
-            content[-1]["cache_control"] = {"type": "ephemeral"}
-        plain = message.role == "assistant" or not message.is_list
-        row["content"] = message.text if plain and len(content) == len(message.texts) else content
+        blocks = _blocks(message, "text", {"type": "image_url", "image_url": {"url": PIXEL_URL}})
+        row: dict[str, Any] = {"role": message.role, "content": _shape(message, blocks)}
         if message.role == "assistant":
-            if not message.text and message.absent != "empty":
-                row["content"] = None
-                if message.absent == "left out":
-                    del row["content"]
+            row["content"] = message.text or (None if message.absent == "null" else "")
+            if not message.text and message.absent == "left out":
+                del row["content"]
             if message.thought:
                 row["reasoning_content"] = message.thought
             if message.calls:
                 row["tool_calls"] = [
-                    {
-                        "id": call.id,
-                        "type": "function",
-                        "function": {"name": call.name, "arguments": _arguments(call)},
-                    }
+                    {"id": call.id, "type": "function", "function": _write_call(call)}
                     for call in message.calls
                 ]
         elif message.role == "tool":
             row["tool_call_id"] = message.call_id
         rows.append(row)
-    body = {"model": MODEL, "max_completion_tokens": request.max_tokens, "messages": rows}
-    if request.tools:
-        body["tools"] = [
-            {
-                "type": "function",
-                "function": {
-                    "name": tool.name,
-                    "description": tool.description,
-                    "parameters": tool.schema,
-                },
-            }
+    return {
+        "model": MODEL,
+        "max_completion_tokens": MAX_TOKENS,
+        "messages": rows,
+        "tools": [
+            {"type": "function", "function": _write_tool(tool, "parameters")}
             for tool in request.tools
-        ]
-    return body
+        ],
+    }
 
 
-def _read_chat(body: Any) -> ProgramReply:
+def _read_chat(body: Any) -> Message:
     choice = body["choices"][0]
     message = choice["message"]
-    text = message.get("content")
     calls = [
-        _read_call(call["function"]["name"], _text(call["function"]["arguments"]), call["id"])
+        _read_call(call["function"]["name"], call["function"].get("arguments") or "", call["id"])
         for call in message.get("tool_calls") or ()
     ]
     thought = message.get("reasoning_content") or message.get("reasoning") or ""
-    texts = (_text(text),) if text else ()
-    return ProgramReply(texts, tuple(calls), _text(thought), _stop(choice["finish_reason"]))
+    text = _text(message.get("content") or "")
+    return _answer([text] if text else [], calls, thought, choice["finish_reason"])
 
 
 def _join_chat(events: Sequence[Any]) -> Any:
-    message: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": []}
-    calls: dict[int, dict[str, Any]] = {}
-    finish = None
+    choice: dict[str, Any] = {"delta": {}}
     for event in events:
         if event.get("error"):
             return event
-        for choice in event["choices"]:
-            delta = choice.get("delta") or {}
-            message["content"] += delta.get("content") or ""
-            thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
-            message["reasoning_content"] += thought
-            for call in delta.get("tool_calls") or ():
-                known = calls.setdefault(
-                    call["index"], {"id": "", "function": {"name": "", "arguments": ""}}
-                )
-                known["id"] = call.get("id") or known["id"]
-                function = call.get("function") or {}
-                known["function"]["name"] += function.get("name") or ""
-                known["function"]["arguments"] += function.get("arguments") or ""
-            finish = choice.get("finish_reason") or finish
-    if finish is None:
+        for piece in event["choices"]:
+            _merge(choice, piece)
+    if choice.get("finish_reason") is None:
         raise GatewayFault("the stream ended without a finish_reason", 200)
-    message["tool_calls"] = list(calls.values())
-    return {"choices": [{"message": message, "finish_reason": finish}]}
+    return {"choices": [{**choice, "message": choice["delta"]}]}
 
 
 # --- Responses ------------------------------------------------------------------------------------
 
 
 def _write_responses(request: ProgramRequest) -> dict[str, Any]:
-    items: list[dict[str, Any]] = []
-    for message in request.history:
-        if message.role == "tool":
-            content: Any = [{"type": "input_text", "text": text} for text in message.texts]
-            items.append(
-                {
-                    "type": "function_call_output",
-                    "call_id": message.call_id,
-                    "output": content if message.is_list else message.text,
-                }
-            )
-            continue
-        if message.role == "assistant":
-            if message.native:
-                items.append(message.native)
-            elif message.thought:
-                summary = [{"type": "summary_text", "text": message.thought}]
-                items.append({"type": "reasoning", "id": "rs_own", "summary": summary})
-        kind = "output_text" if message.role == "assistant" else "input_text"
-        content = [{"type": kind, "text": text} for text in message.texts]
-        if message.image:
-            url = f"data:image/png;base64,{PIXEL}"
-            content.append({"type": "input_image", "image_url": url})
-        role = "developer" if message.role == "system" else message.role
-        if content:
-            plain = not message.is_list and len(content) == len(message.texts) == 1
-            row = {"type": "message", "role": role, "content": message.text if plain else content}
-            items.append(row)
-        items += [
-            {
-                "type": "function_call",
-                "call_id": call.id,
-                "name": call.name,
-                "arguments": _arguments(call),
-            }
-            for call in message.calls
-        ]
-    body = {
+    return {
         "model": MODEL,
         "instructions": request.system,
-        "input": items,
-        "max_output_tokens": request.max_tokens,
+        "input": [item for message in request.history for item in _write_items(message)],
+        "max_output_tokens": MAX_TOKENS,
         "store": False,
-    }
-    if request.tools:
-        body["tools"] = [
-            {
-                "type": "function",
-                "name": tool.name,
-                "description": tool.description,
-                "parameters": tool.schema,
-                "strict": False,
-            }
+        "tools": [
+            {"type": "function", "strict": False, **_write_tool(tool, "parameters")}
             for tool in request.tools
-        ]
-    return body
+        ],
+    }
 
 
-def _read_response(body: Any) -> ProgramReply:
+def _write_items(message: Message) -> list[dict[str, Any]]:
+    kind = "output_text" if message.role == "assistant" else "input_text"
+    blocks = _blocks(message, kind, {"type": "input_image", "image_url": PIXEL_URL})
+    content = _shape(message, blocks)
+    if message.role == "tool":
+        output = {"type": "function_call_output", "call_id": message.call_id, "output": content}
+        return [output]
+    items: list[dict[str, Any]] = [message.native] if message.native else []
+    if message.thought and not items:
+        summary = [{"type": "summary_text", "text": message.thought}]
+        items = [{"type": "reasoning", "id": "rs_own", "summary": summary}]
+    if content:
+        role = "developer" if message.role == "system" else message.role
+        items.append({"type": "message", "role": role, "content": content})
+    return items + [
+        {"type": "function_call", "call_id": call.id, **_write_call(call)} for call in message.calls
+    ]
+
+
+def _read_response(body: Any) -> Message:
     texts, calls, thought, native = [], [], "", None
     for item in body["output"]:
         match item["type"]:
             case "message":
-                texts += [_text(part["text"]) for part in item["content"]]
+                texts += [_text(part["text"]) for part in item["content"] if part["text"] != ""]
             case "function_call":
                 calls.append(_read_call(item["name"], _text(item["arguments"]), item["call_id"]))
             case "reasoning":
@@ -393,9 +409,8 @@ def _read_response(body: Any) -> ProgramReply:
     stop = body["status"]
     if stop == "incomplete":
         stop = (body.get("incomplete_details") or {}).get("reason", stop)
-    found = _stop(stop)
-    found = "calls" if calls and found == "stop" else found
-    return ProgramReply(tuple(text for text in texts if text), tuple(calls), thought, found, native)
+    stop = "tool_calls" if calls and stop == "completed" else stop
+    return _answer(texts, calls, thought, stop, native)
 
 
 def _join_responses(events: Sequence[Any]) -> Any:
@@ -412,10 +427,6 @@ def _join_responses(events: Sequence[Any]) -> Any:
             case "error":
                 return {"error": event}
     raise GatewayFault("the stream ended without response.completed", 200)
-
-
-def _stop(value: Any) -> str:
-    return _STOPS.get(value, str(value))
 
 
 APIS: Mapping[str, Api] = {

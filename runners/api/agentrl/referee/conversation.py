@@ -7,9 +7,10 @@ went, whatever template wrote it down.
 from __future__ import annotations
 
 import json
+import random
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from conf.errors import AgentrlError
@@ -20,7 +21,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwy"
 
 
 class RefereeError(AgentrlError):
-    """An adapter, an engine or a file that the referee was given cannot be used."""
+    """An adapter, a tokenizer or a file that the referee was given cannot be used."""
 
 
 class NotOffered(Exception):
@@ -36,23 +37,20 @@ class GatewayFault(Exception):
         """The HTTP status; 0: there was no answer at all."""
 
 
-@dataclass(slots=True)
 class Words:
     """Words that were never used before."""
 
-    start: int = 0
-    used: int = 0
+    def __init__(self, seed: int | None = None) -> None:
+        self._random = random.Random(seed)
+        self._used: set[str] = set()
 
     def new(self) -> str:
-        """Return the next word."""
-        self.used += 1
-        # an odd factor spreads neighbours, and never gives one word twice
-        number = (self.start + self.used) * 7_919_317 % 24**6
-        letters = ""
-        for _ in range(6):
-            number, digit = divmod(number, 24)
-            letters += _LETTERS[digit]
-        return f"zx{letters}"
+        """Return another word."""
+        word = "zx" + "".join(self._random.choices(_LETTERS, k=6))
+        if word in self._used:
+            return self.new()
+        self._used.add(word)
+        return word
 
     def fill(self, value: Any) -> Any:
         """Return a text, or a structure of texts, with a new word for each ``{w}``."""
@@ -60,7 +58,10 @@ class Words:
             return re.sub(r"\{w\}", lambda _: self.new(), value)
         if isinstance(value, Mapping):
             return {key: self.fill(part) for key, part in value.items()}
-        return [self.fill(part) for part in value] if isinstance(value, list) else value
+        if isinstance(value, PolicyAnswer | PolicyCall):
+            names = (each.name for each in fields(value))
+            return replace(value, **{name: self.fill(getattr(value, name)) for name in names})
+        return type(value)(map(self.fill, value)) if isinstance(value, list | tuple) else value
 
 
 def find_words(*values: Any) -> set[str]:
@@ -84,7 +85,7 @@ class PolicyCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message; the result of a call is one of its own."""
+    """One message that a program sends, or an answer that it got; a result is one of its own."""
 
     role: Literal["system", "user", "assistant", "tool"]
     texts: tuple[str, ...] = ()
@@ -98,17 +99,26 @@ class Message:
     marked: bool = False
     """It carries a mark for a cache."""
     image: bool = False
-    origin: int | None = None
-    """The turn that answered so, or an edited copy of it; None: the program's own. Not sent."""
     native: Any = None
     """Signatures and items that an API wants back beside it."""
     absent: Literal["null", "empty", "left out"] = "empty"
     """The form of an assistant's missing text where the API leaves the choice."""
+    stop: str = "stop"
+    """Of an answer: ``stop``, ``calls``, ``length``, or the API's own word for another reason."""
+    key: int = 0
+    """Equal for messages that say the same to the policy: the truth of a scenario. 0: an answer
+    that just came. Not sent.
+    """
 
     @property
     def text(self) -> str:
         """All of its text."""
         return "\n".join(self.texts)
+
+    @property
+    def is_blank(self) -> bool:
+        """Return whether it is an answer that says nothing: programs leave it out."""
+        return self.role == "assistant" and not self.calls and not self.text.strip()
 
     def words(self) -> set[str]:
         """Return its words, but for those of its thought."""
@@ -136,41 +146,8 @@ class ProgramRequest:
     system: str
     tools: tuple[Tool, ...]
     history: tuple[Message, ...]
-    max_tokens: int = 4000
     plain_json: bool = True
     """False: keys in another order, blanks, and escapes of JSON, as other serialisers write it."""
-
-    def words(self) -> set[str]:
-        """Return the words that the policy may see."""
-        own = {word for message in self.history for word in message.words()}
-        return own | find_words(self.system)
-
-
-@dataclass(frozen=True, slots=True)
-class ProgramReply:
-    """An answer as the program received it."""
-
-    texts: tuple[str, ...] = ()
-    calls: tuple[PolicyCall, ...] = ()
-    thought: str = ""
-    stop: str = "stop"
-    """``stop``, ``calls`` or ``length``; the API's own word where it is another one."""
-    native: Any = None
-
-    @property
-    def text(self) -> str:
-        """All of its text."""
-        return "\n".join(self.texts)
-
-    def words(self) -> set[str]:
-        """Return its words, its thought's included."""
-        return find_words(*self.texts, self.thought, *(call.arguments for call in self.calls))
-
-    def message(self, origin: int) -> Message:
-        """Return the message that sends it back unchanged."""
-        return Message(
-            "assistant", self.texts, self.calls, self.thought, origin=origin, native=self.native
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +157,10 @@ class PolicyAnswer:
     text: str = ""
     calls: tuple[PolicyCall, ...] = ()
     thought: str = ""
-    raw: str | None = None
-    """The text that is sampled instead, where it is no well-formed answer."""
+    until: str = ""
+    """It ends where this stands in what the policy writes."""
+    loose: bool = False
+    """A gateway may hand it over as it likes: a call of an unknown tool."""
     finish: str = "stop"
     """``stop``, or ``length``: cut off, without the token that ends a turn."""
     odd: bool = False
@@ -196,7 +175,12 @@ class PolicyAnswer:
     @property
     def is_exact(self) -> bool:
         """The program has to get just this text and these calls."""
-        return self.raw is None and self.finish == "stop" and not self.fault
+        whole = self.finish == "stop" and not (self.until or self.loose or self.fault)
+        return whole and all(isinstance(call.arguments, Mapping) for call in self.calls)
+
+    def words(self) -> set[str]:
+        """Return its words, those of its thought included."""
+        return find_words(self.text, self.thought, *(call.arguments for call in self.calls))
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +202,11 @@ class Sampling:
     unscripted: bool = False
     """No scenario asked for it: the prompt has no cue, or all its answers were given before."""
 
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Prompt and output."""
+        return self.prompt + self.output
+
 
 @dataclass(frozen=True, slots=True)
 class TrainedSample:
@@ -236,39 +225,15 @@ class ProgramTurn:
 
     index: int
     request: ProgramRequest
-    reply: ProgramReply | None
+    reply: Message | None
     """None: it got no answer."""
     fault: str = ""
-    status: int = 200
+    status: int = 0
     """Of HTTP; 0: there was no answer at all."""
-    sampling: int | None = None
+    sampling: Sampling | None = None
     """The engine's call that it got."""
-    cancelled: bool = False
     may_fail: bool = False
     """The scenario made the engine fail, or left."""
-
-
-def leaves(value: Any) -> Iterator[Any]:
-    """Yield the values of a structure that are no structures."""
-    if isinstance(value, Mapping):
-        value = value.values()
-    elif not isinstance(value, list | tuple):
-        yield value
-        return
-    for part in value:
-        yield from leaves(part)
-
-
-def renumber(messages: Iterable[Message], ids: Mapping[str, str]) -> list[Message]:
-    """Return messages whose calls and results have other ids."""
-    return [
-        replace(
-            message,
-            calls=tuple(replace(call, id=ids.get(call.id, call.id)) for call in message.calls),
-            call_id=ids.get(message.call_id, message.call_id),
-        )
-        for message in messages
-    ]
 
 
 def readable(text: str) -> str:

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from agentrl.referee.conversation import (
-    PolicyAnswer,
-    ProgramTurn,
-    Sampling,
-    TrainedSample,
-    find_words,
-)
-from agentrl.referee.truth import Given, check_prompt, check_reply, count_chains
-from agentrl.referee.vocabulary import Vocabulary
+from agentrl.referee.conversation import ProgramTurn, Sampling, TrainedSample, find_words
+from agentrl.referee.policy import Vocabulary
+from agentrl.referee.program import Scenario
+from agentrl.referee.truth import check_prompt, check_reply, count_chains
 
 LOGPROB_ERROR = 5e-6
 """Below the distance of two of the engine's logprobs, above what float32 loses."""
@@ -23,65 +17,87 @@ SHOWN = 12
 """Findings of one kind that are kept."""
 
 
-@dataclass(slots=True)
-class Scores:
-    """Counts of one scenario, or the sums of many."""
+SCORES = {
+    "sampled": "tokens of answers that the program got",
+    "trained": "those of them that are trained, each once, exactly as they were sampled",
+    "lost": "those that are not trained",
+    "ghost": "trained tokens of answers that nobody got",
+    "doubled": "tokens that are trained again in another place",
+    "invented": "trained tokens that were not sampled after exactly the tokens before them",
+    "logprobs": "trained tokens with another logprob than the engine's",
+    "versions": "trained tokens that are ascribed to other weights",
+    "disobeyed": "requests that the policy does not see as they were sent",
+    "calls": "answers that the program got changed, or with other calls",
+    "refused": "requests that got no answer",
+    "chains": "sequences beyond what the conversations need: a cost, and no fault",
+}
+"""Meaning of each score."""
+WRONG = ("ghost", "doubled", "invented", "logprobs", "versions", "disobeyed", "calls")
+"""Scores of what teaches the policy what did not happen, or hides from it what did."""
+STATES = {"wrong": WRONG, "lost": ("lost", "refused"), "costly": ("chains",)}
+"""By the scores that make it so, the worst first; else it is ``clean``."""
 
-    sampled: int = 0
-    """Tokens of answers that the program got."""
-    trained: int = 0
-    """Those of them that are trained, each once, exactly as they were sampled."""
-    lost: int = 0
-    """Those that are not trained."""
-    ghost: int = 0
-    """Trained tokens of answers that nobody got."""
-    doubled: int = 0
-    """Tokens that are trained again in another place."""
-    invented: int = 0
-    """Trained tokens that were not sampled after exactly the tokens that stand before them."""
-    logprobs: int = 0
-    """Trained tokens with another logprob than the engine's."""
-    versions: int = 0
-    """Trained tokens that are ascribed to other weights."""
-    disobeyed: int = 0
-    """Requests that the policy does not see as they were sent."""
-    calls: int = 0
-    """Answers that the program got changed, or with other calls."""
-    refused: int = 0
-    """Requests that got no answer."""
-    chains: int = 0
-    """Sequences beyond what the conversations need: a cost, and no fault."""
-    requests: int = 0
 
-    @property
-    def wrong(self) -> int:
-        """Sum of all that teaches the policy what did not happen, or hides from it what did."""
-        trained = self.ghost + self.doubled + self.invented + self.logprobs + self.versions
-        return trained + self.disobeyed + self.calls
+def classify(scores: Mapping[str, int]) -> str:
+    """Return the state that scores make of a cell, or of a run."""
+    states = (state for state, names in STATES.items() if any(scores[name] for name in names))
+    return next(states, "clean")
 
-    @property
-    def missing(self) -> int:
-        """Sum of the tokens that are not taught and the requests without an answer."""
-        return self.lost + self.refused
 
-    def add(self, other: Scores) -> None:
-        """Add the counts of another scenario."""
-        for each in fields(self):
-            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+@dataclass(frozen=True, slots=True)
+class ScoreReason:
+    """Why a score is not 0."""
+
+    kind: str
+    """The name of the score."""
+    text: str
+    turn: int | None = None
+    """The request that it is about."""
 
 
 @dataclass(slots=True)
-class Judgement:
-    """The scores of one scenario, with the reasons."""
+class Cell:
+    """One scenario on one API: what happened, and its scores with the reasons."""
 
-    scores: Scores = field(default_factory=Scores)
-    findings: list[dict[str, Any]] = field(default_factory=list)
-    """``kind`` (the name of a score), ``text``, and what the explanation shows."""
+    scenario: Scenario
+    wire: str
+    not_offered: str = ""
+    """Why the API, or the gateway, has no such thing; empty: it is judged."""
+    broken: str = ""
+    """Why it could not be judged whole; it counts as a request without an answer."""
+    turns: Sequence[ProgramTurn] = ()
+    samplings: Sequence[Sampling] = ()
+    samples: Sequence[TrainedSample] = ()
+    scores: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(SCORES, 0)))
+    findings: list[ScoreReason] = field(default_factory=list)
 
-    def note(self, kind: str, text: str, **more: Any) -> None:
-        """Keep a finding, unless there are many of its kind."""
-        if sum(each["kind"] == kind for each in self.findings) < SHOWN:
-            self.findings.append({"kind": kind, "text": text, **more})
+    @property
+    def state(self) -> str:
+        """``not offered``, or what ``classify`` says."""
+        return "not offered" if self.not_offered else classify(self.scores)
+
+    def add(self, kind: str, count: int, text: str, turn: int | None = None) -> None:
+        """Raise a score by ``count``, and keep why, unless there are many of its kind."""
+        self.scores[kind] += max(count, 0)
+        if count > 0 and sum(finding.kind == kind for finding in self.findings) < SHOWN:
+            self.findings.append(ScoreReason(kind, text, turn))
+
+
+def judge(cell: Cell, vocabulary: Vocabulary) -> None:
+    """Set the scores of a cell by its linked turns, the engine's calls, and the samples."""
+    delivered = {turn.sampling.index for turn in cell.turns if turn.sampling is not None}
+    for sampling in [turn.sampling for turn in cell.turns if turn.sampling is not None]:
+        delivered |= {other.index for other in _resumed(sampling, cell.samplings)}
+    _judge_turns(cell, vocabulary)
+    _judge_samples(cell, delivered, vocabulary)
+    least, chains = count_chains(cell.turns), sum(any(sample.mask) for sample in cell.samples)
+    cell.add("chains", chains - least, f"{chains} sequences, where {least} would do")
+    # what stopped a scenario is mostly a request that is counted
+    counted = cell.scores["refused"] and not cell.broken.startswith("finish")
+    cell.add("refused", int(bool(cell.broken) and not counted), cell.broken)
+
+
+# --- requests -------------------------------------------------------------------------------------
 
 
 def link(turns: Sequence[ProgramTurn], samplings: Sequence[Sampling]) -> list[ProgramTurn]:
@@ -92,169 +108,95 @@ def link(turns: Sequence[ProgramTurn], samplings: Sequence[Sampling]) -> list[Pr
     taken: set[int] = set()
     linked = []
     for turn in turns:
-        if turn.reply is not None:
-            found = _find_sampling(turn, samplings, taken)
-            if found is not None:
-                taken.add(found)
-            turn = replace(turn, sampling=found)
-        linked.append(turn)
+        found = None if turn.reply is None else _find_sampling(turn, samplings, taken)
+        if found is not None:
+            taken.add(found.index)
+        linked.append(replace(turn, sampling=found))
     return linked
 
 
-def _find_sampling(turn: ProgramTurn, samplings: Sequence[Sampling], taken: set[int]) -> int | None:
+def _find_sampling(
+    turn: ProgramTurn, samplings: Sequence[Sampling], taken: set[int]
+) -> Sampling | None:
     assert turn.reply is not None
-    words = turn.reply.words()
-    best, most = None, 0
-    for sampling in samplings:
-        answer = sampling.answer
-        if answer.fault not in ("", "abort"):
-            continue
-        common = len(words & _words_of(answer))
-        if sampling.unscripted:
-            common = int(answer.text in turn.reply.text)
-        if common > most or (common == most > 0 and best in taken):
-            best, most = sampling.index, common
-    if best is not None or words:
-        return best
+    text, words = turn.reply.text, turn.reply.words() | find_words(turn.reply.thought)
     last = {word for message in turn.request.history[-1:] for word in message.words()}
-    blank = [each.index for each in samplings if each.cue in last and each.state == "done"]
-    return next((at for at in blank if at not in taken), blank[-1] if blank else None)
+
+    def fit(sampling: Sampling) -> tuple[int, bool]:
+        if sampling.unscripted:
+            common = int(sampling.answer.text in text)
+        elif words:
+            common = len(words & sampling.answer.words())
+        else:
+            common = int(sampling.cue in last and sampling.state == "done")
+        return common, sampling.index not in taken
+
+    known = (sampling for sampling in samplings if sampling.answer.fault in ("", "abort"))
+    found = max(known, key=fit, default=None)
+    return found if found is not None and fit(found)[0] else None
 
 
-def _words_of(answer: PolicyAnswer) -> set[str]:
-    raw = answer.raw or ""
-    return find_words(answer.text, answer.thought, raw, [call.arguments for call in answer.calls])
-
-
-def judge(
-    turns: Sequence[ProgramTurn],
-    samplings: Sequence[Sampling],
-    samples: Sequence[TrainedSample],
-    vocabulary: Vocabulary,
-) -> Judgement:
-    """Judge one session: its linked turns, the engine's calls, and the samples."""
-    found = Judgement()
-    by_index = {sampling.index: sampling for sampling in samplings}
-    delivered = _find_delivered(turns, by_index)
-    _judge_requests(found, turns, by_index, vocabulary)
-    _judge_samples(found, samples, samplings, delivered, vocabulary)
-    least = count_chains(turns)
-    chains = sum(any(sample.mask) for sample in samples)
-    found.scores.chains = max(0, chains - least)
-    if found.scores.chains:
-        found.note("chains", f"{chains} sequences, where {least} would do")
-    return found
-
-
-def _find_delivered(turns: Sequence[ProgramTurn], by_index: dict[int, Sampling]) -> set[int]:
-    """Return the samplings that the program got, and those that they go on from."""
-    delivered = {turn.sampling for turn in turns if turn.sampling is not None}
-    for index in list(delivered):
-        delivered |= {other.index for other in _resumed(by_index[index], by_index)}
-    return delivered
-
-
-def _resumed(sampling: Sampling, by_index: dict[int, Sampling]) -> list[Sampling]:
+def _resumed(sampling: Sampling, samplings: Sequence[Sampling]) -> list[Sampling]:
     """Return the aborted answers with which the engine was asked to go on."""
-    return [
-        other
-        for other in by_index.values()
-        if other.answer.fault and other.output and sampling.prompt == other.prompt + other.output
-    ]
+    aborted = [other for other in samplings if other.answer.fault and other.output]
+    return [other for other in aborted if sampling.prompt == other.tokens]
 
 
-def _judge_requests(
-    found: Judgement,
-    turns: Sequence[ProgramTurn],
-    by_index: dict[int, Sampling],
-    vocabulary: Vocabulary,
-) -> None:
-    earlier: list[Given] = []
-    for turn in turns:
-        found.scores.requests += 1
+def _judge_turns(cell: Cell, vocabulary: Vocabulary) -> None:
+    answers: dict[int, Sampling] = {}
+    for turn in cell.turns:
+        name, sampling = f"request {turn.index}: ", turn.sampling
         if turn.reply is None:
-            if not turn.may_fail:
-                found.scores.refused += 1
-                found.note("refused", f"request {turn.index}: {turn.fault}", turn=turn.index)
+            cell.add("refused", int(not turn.may_fail), name + turn.fault, turn.index)
             continue
-        sampling = None if turn.sampling is None else by_index[turn.sampling]
         if sampling is None:
-            found.scores.calls += 1
-            found.note("calls", f"answer {turn.index} was never sampled", turn=turn.index)
+            cell.add("calls", 1, f"{name}its answer was never sampled", turn.index)
             continue
-        reasons = list(check_prompt(turn.request, earlier, sampling.prompt, vocabulary))
-        found.scores.disobeyed += bool(reasons)
-        for reason in reasons:
-            found.note("disobeyed", f"request {turn.index}: {reason}", turn=turn.index)
-        reasons = [] if _resumed(sampling, by_index) else list(check_reply(turn, sampling))
-        found.scores.calls += bool(reasons)
-        for reason in reasons:
-            found.note("calls", f"answer {turn.index}: {reason}", turn=turn.index)
-        message = turn.reply.message(turn.index)
-        earlier.append(Given(message, turn.request.tools, vocabulary.decode(sampling.output)))
+        unseen = list(check_prompt(turn.request, answers, sampling.prompt, vocabulary))
+        changed = [] if _resumed(sampling, cell.samplings) else list(check_reply(turn, sampling))
+        cell.add("disobeyed", int(bool(unseen)), name + "; ".join(unseen), turn.index)
+        cell.add("calls", int(bool(changed)), name + "; ".join(changed), turn.index)
+        answers[turn.reply.key] = sampling
 
 
 # --- samples --------------------------------------------------------------------------------------
 
 
-def _judge_samples(
-    found: Judgement,
-    samples: Sequence[TrainedSample],
-    samplings: Sequence[Sampling],
-    delivered: set[int],
-    vocabulary: Vocabulary,
-) -> None:
+def _judge_samples(cell: Cell, delivered: set[int], vocabulary: Vocabulary) -> None:
     trained: Counter[tuple[int, int]] = Counter()
     """Number of places in which each token of each sampling is trained."""
-    scores = found.scores
-    for number, sample in enumerate(samples):
-        places = _place_samplings(sample, samplings, delivered)
-        invented = [at for at, mask in enumerate(sample.mask) if mask and at not in places]
-        scores.invented += len(invented)
-        if invented:
-            text = f"sample {number}: {len(invented)} trained tokens that were not sampled there"
-            near = _nearest(sample, invented[0], samplings)
-            found.note("invented", text, sample=number, at=invented[0], **near)
-        wrong = 0
+    for number, sample in enumerate(cell.samples):
+        places = _place_samplings(sample, cell.samplings, delivered)
+        invented = sum(mask and at not in places for at, mask in enumerate(sample.mask))
+        logprobs = versions = 0
         for at, (sampling, offset) in places.items():
             if not sample.mask[at]:
                 continue
             trained[sampling.index, offset] += 1
             if sample.logprobs is not None:
-                wrong += not abs(sample.logprobs[at] - sampling.logprobs[offset]) <= LOGPROB_ERROR
+                error = abs(sample.logprobs[at] - sampling.logprobs[offset])
+                logprobs += not error <= LOGPROB_ERROR
             if sample.versions is not None and sampling.version:
-                scores.versions += sample.versions[at] != sampling.version
-        scores.logprobs += wrong
-        if wrong:
-            found.note("logprobs", f"sample {number}: {wrong} logprobs differ from the engine's")
-    if scores.versions:
-        found.note("versions", f"{scores.versions} tokens are ascribed to other weights")
-    for sampling in samplings:
-        counts = [trained[sampling.index, offset] for offset in range(len(sampling.output))]
+                versions += sample.versions[at] != sampling.version
+        text = f"sample {number}: {invented} trained tokens that were not sampled there"
+        differs = _differ(sample, cell.samplings, vocabulary) if invented else ""
+        cell.add("invented", invented, text + differs)
+        cell.add("logprobs", logprobs, f"sample {number}: {logprobs} are not the engine's")
+        cell.add("versions", versions, f"sample {number}: {versions} tokens have other weights")
+    for sampling in cell.samplings:
+        name, size = f"engine call {sampling.index}", len(sampling.output)
+        counts = [trained[sampling.index, offset] for offset in range(size)]
         once = sum(count > 0 for count in counts)
-        _judge_sampling(found, sampling, once, sum(counts) - once, sampling.index in delivered)
-
-
-def _judge_sampling(
-    found: Judgement, sampling: Sampling, once: int, again: int, is_delivered: bool
-) -> None:
-    scores, name = found.scores, f"engine call {sampling.index}"
-    scores.doubled += again
-    if again:
-        found.note("doubled", f"{name}: {again} tokens are trained again", call=sampling.index)
-    if not is_delivered:
-        scores.ghost += once
-        if once:
+        again = sum(counts) - once
+        cell.add("doubled", again, f"{name}: {again} tokens are trained again")
+        if sampling.index in delivered:
+            cell.scores["sampled"] += size
+            cell.scores["trained"] += once
+            text = f"{name}: {size - once} of {size} tokens that the program got are not trained"
+            cell.add("lost", size - once, text)
+        else:
             text = f"{name}: {once} tokens are trained of an answer that nobody got"
-            found.note("ghost", text, call=sampling.index)
-        return
-    size = len(sampling.output)
-    scores.sampled += size
-    scores.trained += once
-    scores.lost += size - once
-    if once < size:
-        text = f"{name}: {size - once} of {size} tokens that the program got are not trained"
-        found.note("lost", text, call=sampling.index)
+            cell.add("ghost", once, text)
 
 
 def _place_samplings(
@@ -264,28 +206,19 @@ def _place_samplings(
 
     Of two that fit, the one whose logprobs are there counts, else the one that was delivered.
     """
+
+    def fit(sampling: Sampling) -> tuple[bool, bool, int]:
+        held = (sample.logprobs or ())[len(sampling.prompt) :][:1]
+        pairs = zip(held, sampling.logprobs, strict=False)
+        same = any(abs(ours - theirs) <= LOGPROB_ERROR for ours, theirs in pairs)
+        return same, sampling.index in delivered, len(sampling.output)
+
     places: dict[int, tuple[Sampling, int]] = {}
-    for sampling in sorted(samplings, key=lambda each: _fit(sample, each, each.index in delivered)):
+    for sampling in sorted(samplings, key=fit):
         start = len(sampling.prompt)
-        if sample.tokens[:start] != sampling.prompt:
-            continue
-        held = sample.tokens[start : start + len(sampling.output)]
-        if held != sampling.output[: len(held)]:
-            held = held[: _count_common(held, sampling.output)]
-        for offset in range(len(held)):
-            places[start + offset] = sampling, offset
+        for at in range(start, _count_common(sample.tokens, sampling.tokens)):
+            places[at] = sampling, at - start
     return places
-
-
-def _fit(sample: TrainedSample, sampling: Sampling, is_delivered: bool) -> tuple[bool, bool, int]:
-    start, logprobs = len(sampling.prompt), sample.logprobs
-    same = (
-        logprobs is not None
-        and len(logprobs) > start
-        and bool(sampling.output)
-        and abs(logprobs[start] - sampling.logprobs[0]) <= LOGPROB_ERROR
-    )
-    return same, is_delivered, len(sampling.output)
 
 
 def _count_common(ours: Sequence[int], theirs: Sequence[int]) -> int:
@@ -293,13 +226,11 @@ def _count_common(ours: Sequence[int], theirs: Sequence[int]) -> int:
     return next((at for at, (one, other) in pairs if one != other), min(len(ours), len(theirs)))
 
 
-def _nearest(sample: TrainedSample, at: int, samplings: Sequence[Sampling]) -> dict[str, Any]:
-    """Return the sampling that a sample follows longest, and where it leaves it."""
-
-    def sequences() -> Iterator[tuple[int, int]]:
-        for sampling in samplings:
-            whole = (*sampling.prompt, *sampling.output)
-            yield _count_common(sample.tokens, whole), sampling.index
-
-    common, index = max(sequences(), default=(0, -1))
-    return {"call": index, "differs": common}
+def _differ(sample: TrainedSample, samplings: Sequence[Sampling], vocabulary: Vocabulary) -> str:
+    """Return where a sample leaves the engine's call that it follows longest."""
+    if not samplings:
+        return ""
+    nearest = max(samplings, key=lambda each: _count_common(sample.tokens, each.tokens))
+    at = _count_common(sample.tokens, nearest.tokens)
+    had, has = (vocabulary.decode(each.tokens[at : at + 8]) for each in (nearest, sample))
+    return f"; engine call {nearest.index} is in it up to token {at}: then {had!r}, not {has!r}"

@@ -1,30 +1,27 @@
-"""Scenarios are small programs in text: steps with literal arguments, read by Python's own parser.
+"""Scenarios are small programs in text: steps of ``ScriptedAgent`` with literal arguments.
 
-Nothing is evaluated but the methods of ``ScriptedAgent`` and literals. A walk's failure is written
-in the same form, so that it can be run again.
+A walk's failure is written in the same form, so that it can be run again.
 """
 
 from __future__ import annotations
 
 import ast
 import asyncio
-import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
-from agentrl.referee.agent import ScenarioStopped, ScriptedAgent, call, raw, say
+from agentrl.referee.agent import ScenarioStopped, ScriptedAgent, call, say
 from agentrl.referee.conversation import RefereeError
 
+_OWN = Path(__file__).with_name("scenarios.txt")
 _HEAD = re.compile(r"(?P<group>[\w -]+) / (?P<name>\w+)(?P<stream> / stream)?: (?P<about>.+)")
-_VALUES = {"call": call, "say": say, "raw": raw}
-_NAMES = ("branch", "subagent")
-"""Steps that make another agent, which later steps name."""
 WALK = "walk"
-"""The group of random programs: an edit that makes no sense where it stands is left out."""
-STEPS = {name for name in vars(ScriptedAgent) if not name.startswith(("_", "make_"))}
+"""The group of random programs: a step that makes no sense where it stands is left out."""
+STEPS = {name for name in vars(ScriptedAgent) if not name.startswith("_")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +41,33 @@ class Scenario:
         return f"{self.group} / {self.name}{stream}: {self.about}\n{steps}"
 
     async def run(self, agent: ScriptedAgent) -> None:
-        """Run it. Raises ScenarioStopped and NotOffered."""
-        agents = {"": agent}
-        for node in _parse(self.source, self.name):
-            await _step(node, agents, lenient=self.group == WALK)
+        """Run it. Raises ScenarioStopped, NotOffered, and RefereeError for wrong arguments."""
+        names = {"__builtins__": {}, **_WORDS, **{step: getattr(agent, step) for step in STEPS}}
+        for text, code in _compile(self.source, self.name):
+            try:
+                made = eval(code, names)  # one's own program, as an adapter is
+                if isinstance(made, Awaitable):
+                    await made
+            except (AttributeError, TypeError) as error:
+                raise RefereeError(f"{self.name}: {text}: {error}") from error
+            except (LookupError, ScenarioStopped) as error:  # a change of an answer that never came
+                if self.group != WALK:
+                    raise ScenarioStopped(f"{text}: {error}") from error
+
+
+async def together(*programs: Iterable[Awaitable[None]]) -> None:
+    """Take the turns of several programs side by side."""
+
+    async def take(turns: Iterable[Awaitable[None]]) -> None:
+        for turn in turns:
+            await turn
+
+    async with asyncio.TaskGroup() as group:
+        for turns in programs:
+            group.create_task(take([turn for turn in turns if turn is not None]))
+
+
+_WORDS: dict[str, Any] = {"call": call, "say": say, "together": together}
 
 
 def read_scenarios(file: Path) -> dict[str, Scenario]:
@@ -59,105 +79,42 @@ def read_scenarios(file: Path) -> dict[str, Scenario]:
         raise RefereeError(f"{file}: {error}") from error
     heads = [at for at, line in enumerate(lines) if line[:1].strip() and line[0] != "#"]
     for at, end in zip(heads, [*heads[1:], len(lines)], strict=True):
+        place = f"{file}:{at + 1}"
         head = _HEAD.fullmatch(lines[at])
         if head is None or head["name"] in found:
-            raise RefereeError(
-                f"{file}:{at + 1}: no `group / name: what it does`, or a name that was used"
-            )
-        body = [line[4:] for line in lines[at + 1 : end] if line.startswith("    ")]
-        scenario = Scenario(
-            head["name"], head["group"], head["about"], "\n".join(body), bool(head["stream"])
+            raise RefereeError(f"{place}: no `group / name: what it does`, or a name that was used")
+        source = "\n".join(line[4:] for line in lines[at + 1 : end] if line.startswith("    "))
+        _compile(source, place)
+        found[head["name"]] = Scenario(
+            head["name"], head["group"], head["about"], source, bool(head["stream"])
         )
-        for node in _parse(scenario.source, f"{file}:{at + 1}"):
-            _check(node, f"{file}:{at + 1}")
-        found[scenario.name] = scenario
     return found
 
 
 def load_scenarios() -> dict[str, Scenario]:
     """Return the referee's own scenarios."""
-    return read_scenarios(Path(__file__).with_name("scenarios.txt"))
+    return {name: each for name, each in read_scenarios(_OWN).items() if each.group != WALK}
 
 
-def _parse(source: str, place: str) -> Iterable[ast.expr]:
+def load_walk_steps() -> list[str]:
+    """Return the lines of which random programs are made."""
+    return read_scenarios(_OWN)["steps"].source.splitlines()
+
+
+def _compile(source: str, place: str) -> list[tuple[str, CodeType]]:
+    """Return each step with its code; raises RefereeError for a name that is none of a step."""
+    compiled, known = [], {*STEPS, *_WORDS}
     try:
-        body = ast.parse(source).body
+        for statement in ast.parse(source).body:
+            text = ast.unparse(statement)
+            if isinstance(statement, ast.Assign):
+                known |= {target.id for target in statement.targets if isinstance(target, ast.Name)}
+                code = compile(ast.Module([statement], []), place, "exec")
+            else:
+                code = compile(text, place, "eval")
+            if unknown := set(code.co_names) - known:
+                raise RefereeError(f"{place}: {text}: there is no step {', '.join(unknown)}")
+            compiled.append((text, code))
     except (SyntaxError, RecursionError, ValueError) as error:
         raise RefereeError(f"{place}: {error}") from error
-    for statement in body:
-        if not isinstance(statement, ast.Expr):
-            raise RefereeError(f"{place}: {ast.unparse(statement)} is no step")
-        yield statement.value
-
-
-def _check(node: ast.expr, place: str) -> None:
-    """Raise RefereeError unless a node is a step with literal arguments that it takes."""
-    name = _split(node)[1]
-    if name == "together":
-        for part in node.args if isinstance(node, ast.Call) else ():
-            for inner in part.elts if isinstance(part, ast.List) else [part]:
-                _check(inner, place)
-        return
-    if not isinstance(node, ast.Call) or (name not in STEPS and name not in _NAMES):
-        raise RefereeError(f"{place}: there is no step {name or ast.unparse(node)}")
-    try:
-        step = getattr(ScriptedAgent, name, _name_agent)
-        inspect.signature(step).bind(None, *map(_value, node.args), **_read_keywords(node))
-    except (TypeError, ValueError) as error:
-        raise RefereeError(f"{place}: {ast.unparse(node)}: {error}") from error
-
-
-def _name_agent(maker: object, name: str) -> None:
-    """Stand for ``branch`` and ``subagent``, whose argument names the agent that they make."""
-
-
-def _read_keywords(node: ast.Call) -> dict[str, Any]:
-    return {part.arg: _value(part.value) for part in node.keywords if part.arg}
-
-
-def _split(node: ast.expr) -> tuple[str, str]:
-    """Return the agent and the name of a step."""
-    if isinstance(node, ast.Call):
-        if isinstance(node.func, ast.Name):
-            return "", node.func.id
-        if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):
-            return node.func.value.id, node.func.attr
-    return "", ""
-
-
-async def _step(node: ast.expr, agents: dict[str, ScriptedAgent], *, lenient: bool = False) -> None:
-    assert isinstance(node, ast.Call)
-    who, name = _split(node)
-    if name == "together":
-        chains = [part.elts for part in node.args if isinstance(part, ast.List)]
-        async with asyncio.TaskGroup() as group:
-            for steps in chains:
-                group.create_task(_steps(steps, agents))
-        return
-    agent = agents[who]
-    arguments = [_value(part) for part in node.args]
-    if name in _NAMES:
-        make = agent.make_branch if name == "branch" else agent.make_subagent
-        agents[arguments[0]] = make()
-        return
-    try:
-        made = getattr(agent, name)(*arguments, **_read_keywords(node))
-    except (LookupError, ScenarioStopped) as error:  # an edit of an answer that never came
-        if lenient:
-            return
-        raise ScenarioStopped(f"{ast.unparse(node)}: {error}") from error
-    if inspect.isawaitable(made):
-        await made
-
-
-async def _steps(nodes: Iterable[ast.expr], agents: dict[str, ScriptedAgent]) -> None:
-    for node in nodes:
-        await _step(node, agents)
-
-
-def _value(node: ast.expr) -> Any:
-    """Return a literal, or an answer or a call made of literals."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _VALUES:
-        make: Any = _VALUES[node.func.id]
-        return make(*map(_value, node.args), **_read_keywords(node))
-    return ast.literal_eval(node)
+    return compiled

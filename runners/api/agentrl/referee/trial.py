@@ -1,96 +1,54 @@
-"""Runs scenarios against a gateway, and judges each."""
+"""Runs scenarios against a gateway, written ones and random ones, and has each judged."""
 
 from __future__ import annotations
 
 import asyncio
-import secrets
-import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+import random
+from collections.abc import Callable, Iterable, Sequence
 
 from agentrl.referee.adapters import Gateway
 from agentrl.referee.agent import AgentSession, ScenarioStopped, ScriptedAgent
-from agentrl.referee.conversation import (
-    GatewayFault,
-    NotOffered,
-    ProgramTurn,
-    Sampling,
-    TrainedSample,
-    Words,
-)
-from agentrl.referee.engine import ScenarioEngine
-from agentrl.referee.judge import Judgement, judge, link
-from agentrl.referee.program import Scenario
-from agentrl.referee.vocabulary import Vocabulary
+from agentrl.referee.conversation import GatewayFault, NotOffered, RefereeError, Words
+from agentrl.referee.judge import Cell, judge, link
+from agentrl.referee.policy import CueEngine
+from agentrl.referee.program import WALK, Scenario, load_walk_steps
 
-WIRES = ("anthropic", "chat", "responses")
 CELL_S = 120.0
 """The longest time of one scenario: a gateway may be slow in every request."""
 SILENT_CELLS = 3
 """So many scenarios in a row whose requests all got no answer end a run."""
-
-
-@dataclass(slots=True)
-class Cell:
-    """One scenario on one API."""
-
-    scenario: Scenario
-    wire: str
-    not_offered: str = ""
-    """Why the API, or the gateway, has no such thing; empty: it was judged."""
-    broken: str = ""
-    """Why it could not be judged whole; it counts as a request without an answer."""
-    judgement: Judgement = field(default_factory=Judgement)
-    turns: Sequence[ProgramTurn] = ()
-    samplings: Sequence[Sampling] = ()
-    samples: Sequence[TrainedSample] = ()
-
-    @property
-    def is_silent(self) -> bool:
-        """Return whether the gateway did not answer at all."""
-        asked = [turn for turn in self.turns if not turn.cancelled]
-        return bool(self.broken) and not any(turn.status for turn in asked)
-
-    @property
-    def state(self) -> str:
-        """``not offered``, ``wrong``, ``lost``, ``costly`` (more chains) or ``clean``."""
-        scores = self.judgement.scores
-        if self.not_offered:
-            return "not offered"
-        if scores.wrong:
-            return "wrong"
-        return "lost" if scores.missing else "costly" if scores.chains else "clean"
+MOST_STEPS = 7
+"""Of a random program: with its head, its first message and its last turn it has ten lines."""
 
 
 class Trial:
     """A gateway, the engine behind it, and the words that were used."""
 
-    def __init__(
-        self,
-        gateway: Gateway,
-        engine: ScenarioEngine,
-        vocabulary: Vocabulary,
-        *,
-        first_sampling: int = 0,
-        seed: int | None = None,
-    ) -> None:
+    def __init__(self, gateway: Gateway, engine: CueEngine, *, seed: int | None = None) -> None:
         """``seed``: of the words; without it they are other ones in each run."""
         self._gateway = gateway
         self._engine = engine
-        self._vocabulary = vocabulary
-        self._words = Words(secrets.randbelow(24**6) if seed is None else seed)
-        self._seen = first_sampling
+        self._words = Words(seed)
+        self._seen = 0
 
-    async def run(self, scenarios: Iterable[Scenario], wires: Sequence[str]) -> AsyncIterator[Cell]:
-        """Yield a cell for each scenario and API; raises GatewayFault if all of it is silent."""
-        silent = 0
+    async def run(
+        self,
+        scenarios: Iterable[Scenario],
+        wires: Sequence[str],
+        progress: Callable[[list[Cell]], None] = lambda cells: None,
+    ) -> tuple[list[Cell], str]:
+        """Return a cell for each scenario and API, and why the run ended before its end, if so."""
+        cells: list[Cell] = []
         for scenario in scenarios:
             for wire in wires:
-                cell = await self.run_cell(scenario, wire)
-                yield cell
-                silent = silent + 1 if cell.is_silent else 0
-                if silent == SILENT_CELLS:
-                    raise GatewayFault(f"{silent} scenarios in a row got no answer: {cell.broken}")
+                cells.append(await self.run_cell(scenario, wire))
+                progress(cells)
+                last = cells[-SILENT_CELLS:]
+                silent = [c.broken and not any(turn.status for turn in c.turns) for c in last]
+                if len(silent) == SILENT_CELLS and all(silent):
+                    why = f"{SILENT_CELLS} scenarios in a row got no answer: {cells[-1].broken}"
+                    return cells, why
+        return cells, ""
 
     async def run_cell(self, scenario: Scenario, wire: str) -> Cell:
         """Run one scenario on one API."""
@@ -98,7 +56,8 @@ class Trial:
         try:
             client, handle = await self._gateway.open(wire)
         except GatewayFault as fault:
-            self._break(cell, f"open: {fault}")
+            cell.broken = f"open: {fault}"
+            cell.add("refused", 1, cell.broken)
             return cell
         session = AgentSession(client, self._engine, self._words, scenario.stream)
         try:
@@ -107,51 +66,60 @@ class Trial:
         except* NotOffered as group:
             cell.not_offered = str(group.exceptions[0])
         except* ScenarioStopped as group:
-            cell.broken = str(group.exceptions[0])  # of the requests, and the judge sees them
+            cell.broken = str(group.exceptions[0])
         except* TimeoutError:
-            self._break(cell, f"the scenario took longer than {CELL_S:g} s")
-        await self._engine.set_version(1)
+            cell.broken = f"the scenario took longer than {CELL_S:g} s"
+        self._engine.version = 1
         try:
             cell.samples = await self._gateway.finish(handle)
         except GatewayFault as fault:
-            if not cell.not_offered:
-                self._break(cell, f"finish: {fault}")
-        cell.samplings = await self._engine.list_samplings(self._seen)
+            cell.broken = f"finish: {fault}"
+        cell.samplings = self._engine.samplings[self._seen :]
         self._seen += len(cell.samplings)
         cell.turns = link(session.turns, cell.samplings)
         if not cell.not_offered:
-            found = judge(cell.turns, cell.samplings, cell.samples, self._vocabulary)
-            found.scores.add(cell.judgement.scores)
-            found.findings += cell.judgement.findings
-            if cell.broken and not found.scores.refused:
-                found.scores.refused += 1
-                found.note("refused", cell.broken)
-            cell.judgement = found
+            judge(cell, self._engine.vocabulary)
         return cell
 
-    def _break(self, cell: Cell, reason: str) -> None:
-        cell.broken = reason
-        cell.judgement.scores.refused += 1
-        cell.judgement.note("refused", reason)
+
+def make_walk(steps: Sequence[str]) -> Scenario:
+    """Return a scenario of these steps."""
+    source = "\n".join(['b = branch(); user("Begin.")', *steps, "go_on(); end()"])
+    return Scenario("walk", WALK, "random steps, shrunk", source)
 
 
-async def collect(
-    trial: Trial,
-    scenarios: Iterable[Scenario],
-    wires: Sequence[str],
-    progress: Callable[[Cell], None] = lambda cell: None,
-) -> tuple[list[Cell], str]:
-    """Return all cells, and why the run ended before its end, if it did."""
-    cells = []
+async def find_failure(trial: Trial, wire: str, examples: int) -> Cell | None:
+    """Return the shortest failure among so many random programs on one API; None without one.
+
+    The programs are the same ones in each run. Raises RefereeError if hypothesis is not installed.
+    """
     try:
-        async for cell in trial.run(scenarios, wires):
-            cells.append(cell)
-            progress(cell)
-    except GatewayFault as fault:
-        return cells, str(fault)
-    return cells, ""
+        from hypothesis import HealthCheck, Phase, find, settings, strategies
+        from hypothesis.errors import NoSuchExample
+    except ModuleNotFoundError as error:
+        raise RefereeError("walks need hypothesis: pip install 'agentrl[walks]'") from error
+    loop = asyncio.get_running_loop()
 
+    def run(steps: Sequence[str]) -> Cell:
+        cell = trial.run_cell(make_walk(steps), wire)
+        return asyncio.run_coroutine_threadsafe(cell, loop).result()
 
-def now() -> str:
-    """Return the date and the time of a report."""
-    return time.strftime("%Y-%m-%d %H:%M")
+    def search() -> Cell | None:
+        try:
+            shortest = find(
+                strategies.lists(strategies.sampled_from(load_walk_steps()), max_size=MOST_STEPS),
+                lambda steps: run(steps).state in ("wrong", "lost"),
+                settings=settings(
+                    max_examples=examples,
+                    deadline=None,
+                    database=None,
+                    phases=(Phase.generate, Phase.shrink),
+                    suppress_health_check=list(HealthCheck),
+                ),
+                random=random.Random(0),
+            )
+        except NoSuchExample:
+            return None
+        return run(shortest)
+
+    return await asyncio.to_thread(search)

@@ -11,110 +11,180 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aiohttp import web
-from pydantic import TypeAdapter
 
-from agentrl.referee.conversation import PolicyAnswer, RefereeError, Sampling
-from agentrl.referee.engine import CueEngine
+from agentrl.referee.conversation import RefereeError, Sampling
+from agentrl.referee.policy import CueEngine, Vocabulary
 
 MODEL = "policy"
 CONTEXT = 1_000_000
-BODY_BYTES = 256 * 2**20
-DONE = ("/", "/ping", "/health", "/health_generate", "/abort_request", "/flush_cache")
-CONTROLS = ("script", "wait", "release", "set_version", "list_samplings", "describe")
-
-
-class BadBody(Exception):
-    """A request of which the engine cannot make tokens."""
+ABOUT: Mapping[str, Any] = {
+    **{"context_length": CONTEXT, "model_path": MODEL, "is_generation": True},
+    **{"object": "list", "data": [{"id": MODEL, "object": "model", "max_model_len": CONTEXT}]},
+    **{"version": "0.20.0", "weight_version": "1", "max_model_len": CONTEXT},
+    "loads": [{"dp_rank": 0, "num_running_reqs": 0, "num_waiting_reqs": 0}],
+}
+"""Answer to all that gateways ask before they trust an engine, whatever the path."""
 
 
 class WireServer:
-    """Serves one engine on all wires, and the calls by which a referee scripts it."""
+    """Serves one engine on all wires."""
 
     def __init__(self, engine: CueEngine) -> None:
         self.engine = engine
-        self._vocabulary = engine.vocabulary
-        self.app = web.Application(client_max_size=BODY_BYTES)
-        route = self.app.router.add_post
-        route("/generate", self._answer(self._sglang_prompt, self._sglang, versioned=True))
-        route("/v1/chat/completions", self._answer(self._chat_prompt, self._chat))
-        route("/v1/completions", self._answer(self._completion_prompt, self._completion))
-        route("/inference/v1/generate", self._answer(lambda b: _ids(b, "token_ids"), self._tokens))
-        route("/referee/{name}", self._control)
+        self.app = web.Application(client_max_size=256 * 2**20)
+        self.app.router.add_routes([web.post(path, self._answer) for path in WRITERS])
         self.app.router.add_route("*", "/{path:.*}", self._describe)
 
-    # --- one answer -----------------------------------------------------------------------------
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        try:
+            body: dict[str, Any] = await request.json()
+            prompt = read_prompt(body, self.engine.vocabulary)
+            limit = _read_limit(body)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            return _error(400, f"{type(error).__name__}: {error}")
+        tells_version = request.path == "/generate" or bool(body.get("return_meta_info"))
+        sampling = await self.engine.sample(prompt, limit, tells_version=tells_version)
+        match sampling.answer.fault:
+            case "drop":
+                assert request.transport is not None
+                request.transport.abort()
+                return web.Response()
+            case "garbage":
+                return web.Response(text="<html>upstream error</html>")
+            case fault if fault.isdigit():
+                return _error(int(fault), "a fault that the scenario wants")
+        answer = WireAnswer(body, sampling, len(sampling.output), self.engine.vocabulary)
+        try:
+            if body.get("stream"):
+                return await _stream(request, answer)
+            return web.json_response(WRITERS[request.path](answer))
+        except (asyncio.CancelledError, ConnectionError):
+            self.engine.mark_cut(sampling)
+            raise
 
-    def _answer(
-        self,
-        read: Callable[[dict[str, Any]], Sequence[int]],
-        write: Callable[[dict[str, Any], Sampling, int], dict[str, Any]],
-        *,
-        versioned: bool = False,
-    ) -> Callable[[web.Request], Any]:
-        async def handle(request: web.Request) -> web.StreamResponse:
-            body: Any = {}
-            try:
-                body = await request.json()
-                prompt = read(body)
-            except (BadBody, AttributeError, LookupError, TypeError, ValueError) as error:
-                return _error(400, f"{type(error).__name__}: {error}")
-            sampling = await self.engine.sample(
-                prompt,
-                _limit(body),
-                tells_version=versioned or bool(body.get("return_meta_info")),
-            )
-            match sampling.answer.fault:
-                case "drop":
-                    assert request.transport is not None
-                    request.transport.abort()
-                    return web.Response()
-                case "garbage":
-                    return web.Response(text="<html>upstream error</html>")
-                case fault if fault.isdigit():
-                    return _error(int(fault), "a fault that the scenario wants")
-            try:
-                if not body.get("stream"):
-                    return web.json_response(write(body, sampling, len(sampling.output)))
-                return await self._stream(request, body, sampling, write)
-            except (asyncio.CancelledError, ConnectionError):
-                self.engine.mark_cut(sampling)
-                raise
+    async def _describe(self, request: web.Request) -> web.Response:
+        if request.path in ("/tokenize", "/v1/tokenize"):
+            ids = self.engine.vocabulary.encode(str((await request.json()).get("prompt", "")))
+            return web.json_response({"tokens": ids, "count": len(ids), **ABOUT})
+        if request.method == "GET" or request.path in ("/abort_request", "/flush_cache"):
+            return web.json_response(ABOUT)
+        return _error(404, f"the referee's engine has no {request.path}")
 
-        return handle
 
-    async def _stream(
-        self,
-        request: web.Request,
-        body: dict[str, Any],
-        sampling: Sampling,
-        write: Callable[[dict[str, Any], Sampling, int], dict[str, Any]],
-    ) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-        await response.prepare(request)
-        # cumulative on SGLang's own wire; elsewhere one piece is a whole answer, too
-        ends = [len(sampling.output) // 2] if request.path == "/generate" else []
-        for end in [*ends, len(sampling.output)]:
-            chunk = write(body, sampling, end)
-            for choice in chunk.get("choices", ()):
-                if "message" in choice:
-                    choice["delta"] = choice.pop("message")
-                    for at, call in enumerate(choice["delta"].get("tool_calls") or ()):
-                        call["index"] = at
-            await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
-        await response.write(b"data: [DONE]\n\n")
-        return response
+@asynccontextmanager
+async def serve_engine(engine: CueEngine, port: int = 0) -> AsyncIterator[str]:
+    """Serve the engine in this loop, and yield its URL; raises RefereeError."""
+    # without handler_cancellation a gateway that leaves would go unnoticed
+    app = WireServer(engine).app
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, "127.0.0.1", port).start()
+        except OSError as error:
+            raise RefereeError(f"--port {port}: {error.strerror or error}") from error
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
 
-    # --- wires ----------------------------------------------------------------------------------
 
-    def _sglang_prompt(self, body: dict[str, Any]) -> Sequence[int]:
-        if body.get("input_ids") is None and isinstance(body.get("text"), str):
-            return self._vocabulary.encode(body["text"])
-        return _ids(body, "input_ids")
+def read_prompt(body: Mapping[str, Any], vocabulary: Vocabulary) -> Sequence[int]:
+    """Return the tokens that a request on any wire asks to continue; raises ValueError."""
+    keys = ("input_ids", "token_ids", "prompt", "text")
+    key = next((key for key in keys if body.get(key) is not None), "")
+    found = body.get(key)
+    if not key and "messages" in body:
+        return vocabulary.render(body["messages"], body.get("tools"))
+    if isinstance(found, list) and len(found) == 1 and not isinstance(found[0], int):
+        found = found[0]
+    if isinstance(found, str) and key in ("prompt", "text"):
+        return vocabulary.encode(found)
+    if not isinstance(found, list) or not all(type(token) is int for token in found):
+        raise ValueError(f"one of {', '.join(keys)} has to be a list of tokens, or a text")
+    return found
 
-    def _meta(self, body: dict[str, Any], sampling: Sampling, end: int) -> dict[str, Any]:
+
+def _read_limit(body: Mapping[str, Any]) -> int | None:
+    places = (body.get("sampling_params") or {}, body)
+    names = ("max_new_tokens", "max_completion_tokens", "max_tokens")
+    limits = (place[name] for place in places for name in names if place.get(name) is not None)
+    return next((limit for limit in limits if isinstance(limit, int)), None)
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WireAnswer:
+    """Answer to a request, up to a token."""
+
+    body: Mapping[str, Any]
+    """The request: it says which tokens, logprobs and other things it wants."""
+    sampling: Sampling
+    end: int
+    vocabulary: Vocabulary
+
+    def write_sglang(self) -> dict[str, Any]:
+        """Return an answer of SGLang's ``/generate``."""
+        output = self.sampling.output[: self.end]
+        return {
+            "text": self.vocabulary.decode(output),
+            "output_ids": output,
+            "meta_info": self._write_meta(),
+        }
+
+    def write_chat(self) -> dict[str, Any]:
+        """Return an answer of a chat wire; with SGLang's ``meta_info`` if it is asked for."""
+        answer, finish = self.sampling.answer, self.sampling.finish
+        message: dict[str, Any] = {"role": "assistant", "content": self.vocabulary.write(answer)}
+        if answer.is_exact:
+            message |= {"content": answer.text, "reasoning_content": answer.thought or None}
+            message["tool_calls"] = [
+                {
+                    "id": f"call_{self.sampling.index}_{at}",
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
+                }
+                for at, call in enumerate(answer.calls)
+            ] or None
+            finish = "tool_calls" if answer.calls else finish
+        meta = {"meta_info": self._write_meta()} if self.body.get("return_meta_info") else {}
+        wants_ids = self.body.get("return_token_ids")
+        prompt = {"prompt_token_ids": self.sampling.prompt} if wants_ids else {}
+        choice = {"message": message, "finish_reason": finish, **meta}
+        return self._wrap("chat.completion", choice) | prompt
+
+    def write_completion(self) -> dict[str, Any]:
+        """Return an answer of vLLM's ``/v1/completions``, whose logprobs are columns."""
+        output, wants_ids = self.sampling.output, self.body.get("return_token_ids")
+        columns = {
+            "tokens": [self.vocabulary.decode([token]) for token in output],
+            "token_logprobs": self.sampling.logprobs,
+            "top_logprobs": None,
+            "text_offset": [],
+        }
+        choice = {"text": self.vocabulary.decode(output), "finish_reason": self.sampling.finish}
+        prompt = {"prompt_token_ids": self.sampling.prompt} if wants_ids else {}
+        answered = self._wrap("text_completion", {**choice, **prompt})
+        if self.body.get("logprobs") is not None:
+            answered["choices"][0]["logprobs"] = columns
+        return answered
+
+    def write_tokens(self) -> dict[str, Any]:
+        """Return an answer of vLLM's ``/inference/v1/generate``."""
+        wanted = (self.body.get("sampling_params") or {}).get("logprobs") is not None
+        choice: dict[str, Any] = {"index": 0, "token_ids": self.sampling.output}
+        choice["finish_reason"] = self.sampling.finish
+        choice["logprobs"] = self._write_logprobs(as_ids=True) if wanted else None
+        request_id = self.body.get("request_id") or f"r{self.sampling.index}"
+        return {"request_id": request_id, "choices": [choice], "prompt_logprobs": None}
+
+    def _write_meta(self) -> dict[str, Any]:
+        sampling, end = self.sampling, self.end
         reason: dict[str, Any] = {"type": sampling.finish}
         if sampling.finish == "stop":
             reason["matched"] = sampling.output[-1] if sampling.output else None
@@ -124,7 +194,7 @@ class WireServer:
             reason |= {"message": "Abort", "status_code": None, "err_type": None}
         rows = zip(sampling.logprobs[:end], sampling.output[:end], strict=True)
         return {
-            "id": body.get("rid") or f"r{sampling.index}",
+            "id": self.body.get("rid") or f"r{sampling.index}",
             "finish_reason": reason if end == len(sampling.output) else None,
             "prompt_tokens": len(sampling.prompt),
             "completion_tokens": end,
@@ -134,195 +204,57 @@ class WireServer:
             "output_token_logprobs": [[value, token, None] for value, token in rows],
         }
 
-    def _sglang(self, body: dict[str, Any], sampling: Sampling, end: int) -> dict[str, Any]:
-        return {
-            "text": self._vocabulary.decode(sampling.output[:end]),
-            "output_ids": sampling.output[:end],
-            "meta_info": self._meta(body, sampling, end),
-        }
-
-    def _chat_prompt(self, body: dict[str, Any]) -> Sequence[int]:
-        if body.get("input_ids") is not None:
-            return _ids(body, "input_ids")
-        return self._vocabulary.render(body["messages"], body.get("tools"))
-
-    def _chat(self, body: dict[str, Any], sampling: Sampling, end: int) -> dict[str, Any]:
-        answer = sampling.answer
-        content = answer.text if answer.raw is None else answer.raw
-        message: dict[str, Any] = {"role": "assistant", "content": content, "tool_calls": None}
-        if answer.thought:
-            message["reasoning_content"] = message["reasoning"] = answer.thought
-        if answer.calls:
-            message["tool_calls"] = [
-                {
-                    "id": f"call_{sampling.index}_{at}",
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
-                }
-                for at, call in enumerate(answer.calls)
-            ]
-        choice: dict[str, Any] = {"index": 0, "message": message, "logprobs": None}
-        choice["finish_reason"] = "tool_calls" if answer.calls else sampling.finish
-        if body.get("logprobs"):
-            choice["logprobs"] = self._logprobs(body, sampling)
-        if body.get("return_meta_info"):
-            choice["meta_info"] = self._meta(body, sampling, end)
-        answered = _envelope("chat.completion", sampling, choice)
-        if body.get("return_token_ids"):
-            choice["token_ids"] = sampling.output
-            answered["prompt_token_ids"] = sampling.prompt
-        return answered
-
-    def _logprobs(self, body: dict[str, Any], sampling: Sampling) -> dict[str, Any]:
-        as_ids = body.get("return_tokens_as_token_ids")
-        pairs = zip(sampling.output, sampling.logprobs, strict=True)
-        rows: list[dict[str, Any]] = [
-            {
-                "token": f"token_id:{token}" if as_ids else self._vocabulary.decode([token]),
-                "logprob": value,
-                "bytes": None,
-                "top_logprobs": [],
-            }
+    def _write_logprobs(self, *, as_ids: bool) -> dict[str, Any]:
+        pairs = zip(self.sampling.output, self.sampling.logprobs, strict=True)
+        rows = [
+            (f"token_id:{token}" if as_ids else self.vocabulary.decode([token]), value)
             for token, value in pairs
         ]
-        return {"content": rows}
+        none: dict[str, Any] = {"bytes": None, "top_logprobs": []}
+        return {"content": [{"token": name, "logprob": value, **none} for name, value in rows]}
 
-    def _completion_prompt(self, body: dict[str, Any]) -> Sequence[int]:
-        prompt = body.get("prompt")
-        if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
-            prompt = prompt[0]
-        if isinstance(prompt, str):
-            return self._vocabulary.encode(prompt)
-        return _ids({"prompt": prompt}, "prompt")
-
-    def _completion(self, body: dict[str, Any], sampling: Sampling, end: int) -> dict[str, Any]:
-        tokens = [self._vocabulary.decode([token]) for token in sampling.output]
-        choice: dict[str, Any] = {
-            "index": 0,
-            "text": self._vocabulary.decode(sampling.output),
-            "finish_reason": sampling.finish,
-            "stop_reason": None,
-            "logprobs": None,
+    def _wrap(self, kind: str, choice: dict[str, Any]) -> dict[str, Any]:
+        sampling, as_ids = self.sampling, bool(self.body.get("return_tokens_as_token_ids"))
+        ids = {"token_ids": sampling.output} if self.body.get("return_token_ids") else {}
+        logprobs = self._write_logprobs(as_ids=as_ids) if self.body.get("logprobs") else None
+        used = {"prompt_tokens": len(sampling.prompt), "completion_tokens": len(sampling.output)}
+        return {
+            "id": f"r{sampling.index}",
+            "object": kind,
+            "created": 1_760_000_000,
+            "model": MODEL,
+            "choices": [{"index": 0, "logprobs": logprobs, **choice, **ids}],
+            "usage": {**used, "total_tokens": sum(used.values())},
         }
-        if body.get("logprobs") is not None:
-            choice["logprobs"] = {
-                "tokens": tokens,
-                "token_logprobs": sampling.logprobs,
-                "text_offset": [0] * len(tokens),
-                "top_logprobs": [
-                    {text: value} for text, value in zip(tokens, sampling.logprobs, strict=True)
-                ],
-            }
-        if body.get("return_token_ids"):
-            choice |= {"token_ids": sampling.output, "prompt_token_ids": sampling.prompt}
-        return _envelope("text_completion", sampling, choice)
-
-    def _tokens(self, body: dict[str, Any], sampling: Sampling, end: int) -> dict[str, Any]:
-        wanted = body.get("sampling_params", {}).get("logprobs") is not None
-        choice = {
-            "index": 0,
-            "token_ids": sampling.output,
-            "finish_reason": sampling.finish,
-            "logprobs": self._logprobs({"return_tokens_as_token_ids": True}, sampling)
-            if wanted
-            else None,
-        }
-        request_id = body.get("request_id") or f"r{sampling.index}"
-        return {"request_id": request_id, "choices": [choice], "prompt_logprobs": None}
-
-    # --- everything else ------------------------------------------------------------------------
-
-    async def _describe(self, request: web.Request) -> web.Response:
-        """Answer what gateways ask before they trust an engine."""
-        path = request.path
-        if path == "/v1/models":
-            card = {"id": MODEL, "object": "model", "owned_by": "referee", "max_model_len": CONTEXT}
-            return web.json_response({"object": "list", "data": [card]})
-        if path in ("/tokenize", "/v1/tokenize"):
-            ids = self._vocabulary.encode(str((await request.json()).get("prompt", "")))
-            return web.json_response({"tokens": ids, "count": len(ids), "max_model_len": CONTEXT})
-        known: Mapping[str, Any] = {
-            "/server_info": {"context_length": CONTEXT, "model_path": MODEL},
-            "/get_server_info": {"context_length": CONTEXT, "model_path": MODEL},
-            "/model_info": {"model_path": MODEL, "is_generation": True},
-            "/get_model_info": {"model_path": MODEL, "is_generation": True},
-            "/version": {"version": "0.20.0"},
-            "/v1/loads": {"loads": [{"dp_rank": 0, "num_running_reqs": 0, "num_waiting_reqs": 0}]},
-            "/get_weight_version": {"weight_version": str(self.engine.version)},
-        }
-        if path in known or path in DONE:
-            return web.json_response(known.get(path, {}))
-        return _error(404, f"the referee's engine has no {path}")
-
-    async def _control(self, request: web.Request) -> web.Response:
-        """Call a method of ``ScenarioEngine``."""
-        name = request.match_info["name"]
-        try:
-            body = await request.json()
-            if "answers" in body:
-                body["answers"] = TypeAdapter(list[PolicyAnswer]).validate_python(body["answers"])
-            if name not in CONTROLS:
-                return _error(404, f"the referee's engine has no {name}")
-            result = await getattr(self.engine, name)(**body)
-        except TimeoutError:
-            return _error(408, "no prompt with this cue has come")
-        except (TypeError, ValueError) as error:
-            return _error(400, f"{type(error).__name__}: {error}")
-        return web.json_response({"result": TypeAdapter(Any).dump_python(result, mode="json")})
 
 
-@asynccontextmanager
-async def serve_engine(
-    engine: CueEngine, port: int = 0, host: str = "127.0.0.1"
-) -> AsyncIterator[str]:
-    """Serve the engine in this loop, and yield its URL; raises RefereeError."""
-    # without it a gateway that leaves would go unnoticed
-    app = WireServer(engine).app
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, host, port)
-        try:
-            await site.start()
-        except OSError as error:
-            raise RefereeError(f"--port {port}: {error.strerror or error}") from error
-        bound = runner.addresses[0][1]
-        yield f"http://{host}:{bound}"
-    finally:
-        await runner.cleanup()
-
-
-def _ids(body: Mapping[str, Any], key: str) -> Sequence[int]:
-    found = body.get(key)
-    if isinstance(found, list) and len(found) == 1 and isinstance(found[0], list):
-        found = found[0]
-    if not isinstance(found, list) or not all(type(token) is int for token in found):
-        raise BadBody(f"{key} has to be a list of tokens")
-    return found
-
-
-def _limit(body: Mapping[str, Any]) -> int | None:
-    params = body.get("sampling_params")
-    places = [params] if isinstance(params, Mapping) else []
-    for place in (*places, body):
-        for key in ("max_new_tokens", "max_completion_tokens", "max_tokens"):
-            if isinstance(place.get(key), int):
-                return int(place[key])
-    return None
-
-
-def _envelope(kind: str, sampling: Sampling, choice: dict[str, Any]) -> dict[str, Any]:
-    used = {"prompt_tokens": len(sampling.prompt), "completion_tokens": len(sampling.output)}
-    return {
-        "id": f"r{sampling.index}",
-        "object": kind,
-        "created": 1_760_000_000,
-        "model": MODEL,
-        "choices": [choice],
-        "usage": {**used, "total_tokens": sum(used.values())},
-    }
+async def _stream(request: web.Request, answer: WireAnswer) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+    await response.prepare(request)
+    # cumulative on SGLang's own wire; elsewhere one piece is a whole answer, too
+    ends = [answer.end // 2] if request.path == "/generate" else []
+    for end in [*ends, answer.end]:
+        chunk = WRITERS[request.path](replace(answer, end=end))
+        for choice in chunk.get("choices", ()):
+            if "message" in choice:
+                chunk["object"] = "chat.completion.chunk"
+                choice["delta"] = choice.pop("message")
+                for at, call in enumerate(choice["delta"].get("tool_calls") or ()):
+                    call["index"] = at
+        await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
+    await response.write(b"data: [DONE]\n\n")
+    return response
 
 
 def _error(status: int, message: str) -> web.Response:
     error = {"message": message, "type": "referee", "param": None, "code": status}
     return web.json_response({"error": error, "object": "error", "message": message}, status=status)
+
+
+WRITERS: Mapping[str, Callable[[WireAnswer], dict[str, Any]]] = {
+    "/generate": WireAnswer.write_sglang,
+    "/v1/chat/completions": WireAnswer.write_chat,
+    "/v1/completions": WireAnswer.write_completion,
+    "/inference/v1/generate": WireAnswer.write_tokens,
+}
+"""By paths; SGLang's and vLLM's chat share one."""

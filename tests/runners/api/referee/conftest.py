@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from agentrl.referee.policy import Vocabulary
 from agentrl.referee.program import Scenario, load_scenarios
-from agentrl.referee.vocabulary import Vocabulary
 from runners.records.checkpoints import SHIPPED
 
 

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from agentrl.referee.adapters import FileGateway, UrlGateway
-from agentrl.referee.conversation import RefereeError
-from agentrl.referee.engine import CueEngine
+from agentrl.referee.adapters import FileGateway, read_samples
+from agentrl.referee.clients import APIS, ApiClient, HttpClient, post
+from agentrl.referee.conversation import RefereeError, TrainedSample
+from agentrl.referee.judge import Cell
+from agentrl.referee.policy import CueEngine, Vocabulary
 from agentrl.referee.program import Scenario
 from agentrl.referee.report import describe_run, explain, write_page, write_totals
-from agentrl.referee.trial import WIRES, Cell, Trial, collect
-from agentrl.referee.vocabulary import Vocabulary
+from agentrl.referee.trial import Trial
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 SAMPLES: dict[str, Any] = {"samples": []}
@@ -61,13 +62,23 @@ def say(body: bytes, kind: str = "application/json", status: int = 200) -> Answe
     return answer
 
 
-@asynccontextmanager
-async def serving(answer: Answer, samples: Any = SAMPLES) -> AsyncIterator[UrlGateway]:
-    """Serve a gateway whose three APIs answer so."""
+class Hostile:
+    """A gateway at an address, whose samples come from there, too."""
 
-    async def start(request: web.Request) -> web.StreamResponse:
-        host = f"http://{request.host}"
-        return web.json_response({"url": host, "headers": {}, "handle": [1]})
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    async def open(self, wire: str) -> tuple[ApiClient, Any]:
+        return HttpClient(wire, self.url, {}, 1.0), None
+
+    async def finish(self, handle: Any) -> list[TrainedSample]:
+        raw, _ = await post(f"{self.url}/finish", b"{}", {}, 1.0)
+        return read_samples(json.loads(raw)["samples"])
+
+
+@asynccontextmanager
+async def serving(answer: Answer, samples: Any = SAMPLES) -> AsyncIterator[Hostile]:
+    """Serve a gateway whose three APIs answer so."""
 
     async def finish(request: web.Request) -> web.StreamResponse:
         if isinstance(samples, bytes):
@@ -75,7 +86,6 @@ async def serving(answer: Answer, samples: Any = SAMPLES) -> AsyncIterator[UrlGa
         return web.json_response(samples)
 
     app = web.Application()
-    app.router.add_post("/open", start)
     app.router.add_post("/finish", finish)
     app.router.add_route("*", "/{path:.*}", answer)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
@@ -84,7 +94,7 @@ async def serving(answer: Answer, samples: Any = SAMPLES) -> AsyncIterator[UrlGa
     await site.start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     try:
-        yield UrlGateway(f"{url}/open", f"{url}/finish", 1.0)
+        yield Hostile(url)
     finally:
         await runner.cleanup()
 
@@ -93,8 +103,8 @@ async def judge(
     vocabulary: Vocabulary, gateway: Any, scenario: Scenario, wire: str = "chat"
 ) -> tuple[Cell, str]:
     """Return a cell and its story."""
-    cell = await Trial(gateway, CueEngine(vocabulary), vocabulary).run_cell(scenario, wire)
-    run = json.loads(json.dumps(describe_run([cell], vocabulary, gateway="<b>", date="today")))
+    cell = await Trial(gateway, CueEngine(vocabulary)).run_cell(scenario, wire)
+    run = json.loads(json.dumps(describe_run([cell], vocabulary, gateway="<b>")))
     assert "<b>" not in write_page(run)
     assert write_totals(run)
     return cell, "\n".join(explain(run, scenario.name))
@@ -114,7 +124,7 @@ BAD: dict[str, tuple[Answer, str]] = {
         say(b'{"choices": [{"message": {"content": 5}, "finish_reason": "stop"}]}'),
         "not as the API has it",
     ),
-    "nests": (say(DEEP), "no JSON"),
+    "nests": (say(DEEP), "RecursionError"),
     "fails": (say(b'{"error": "\xf0\x9f\x98"}', status=500), "HTTP 500"),
     "redirects": (say(b"", status=302), "HTTP 302"),
     "says an error": (say(b'{"error": {"message": "no"}}'), "an error in the answer"),
@@ -130,7 +140,7 @@ async def test_a_bad_answer_is_a_message(
         for scenario in (scenarios["linear"], scenarios["streamed"]):
             cell, story = await judge(vocabulary, gateway, scenario)
             assert cell.state == "lost"
-            assert cell.judgement.scores.refused == 1
+            assert cell.scores["refused"] == 1
             if scenario.stream and "stream" in story:
                 continue  # no stream came at all
             assert wanted in story
@@ -146,7 +156,7 @@ STREAMS = {
 }
 
 
-@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("wire", list(APIS))
 @pytest.mark.parametrize("name", list(STREAMS))
 async def test_a_bad_stream_is_a_message(
     name: str, wire: str, vocabulary: Vocabulary, scenarios: dict[str, Scenario]
@@ -159,15 +169,13 @@ async def test_a_bad_stream_is_a_message(
 
 LIES: dict[str, Any] = {
     "no samples": ({"samples": None}, "samples have to be a list"),
-    "no object": ([1], "no JSON object"),
-    "a number": ({"samples": [5]}, "an object with tokens and mask"),
-    "no tokens": ({"samples": [{"mask": [1]}]}, "tokens has to be a list of numbers"),
-    "texts": ({"samples": [{"tokens": ["a"], "mask": [1]}]}, "tokens has to be a list of numbers"),
-    "another length": ({"samples": [{"tokens": [1, 2], "mask": [1]}]}, "2 tokens, but 1 mask"),
+    "a number": ({"samples": [5]}, "has to be lists of numbers"),
+    "no tokens": ({"samples": [{"mask": [1]}]}, "has to be lists of numbers"),
+    "texts": ({"samples": [{"tokens": ["a"], "mask": [1]}]}, "has to be lists of numbers"),
+    "another length": ({"samples": [{"tokens": [1, 2], "mask": [1]}]}, "different lengths"),
     "another mask": ({"samples": [{"tokens": [1], "mask": [7]}]}, "a mask has 0 and 1 alone"),
     "no number": (b'{"samples": [{"tokens": [1], "mask": [1], "logprobs": [NaN]}]}', "no number"),
-    "infinite tokens": (b'{"samples": [{"tokens": [Infinity], "mask": [1]}]}', "list of numbers"),
-    "no JSON": (b"{", "no JSON"),
+    "infinite tokens": (b'{"samples": [{"tokens": [Infinity], "mask": [1]}]}', "lists of numbers"),
 }
 
 
@@ -190,8 +198,8 @@ async def test_invented_samples_and_answers_are_seen(
     async with serving(say(json.dumps(answer).encode()), samples) as gateway:
         cell, story = await judge(vocabulary, gateway, scenarios["chat_only"])
     assert cell.state == "wrong"
-    assert cell.judgement.scores.invented == 2
-    assert cell.judgement.scores.calls == 4
+    assert cell.scores["invented"] == 2
+    assert cell.scores["calls"] == 4
     assert "was never sampled" in story
 
 
@@ -199,14 +207,14 @@ async def test_a_gateway_that_never_answers_ends_the_run(
     vocabulary: Vocabulary, scenarios: dict[str, Scenario]
 ) -> None:
     async with serving(hang) as gateway:
-        trial = Trial(gateway, CueEngine(vocabulary), vocabulary)
-        cells, ended = await collect(trial, scenarios.values(), ["chat"])
+        trial = Trial(gateway, CueEngine(vocabulary))
+        cells, ended = await trial.run(scenarios.values(), ["chat"])
     assert len(cells) == 3
-    assert "3 scenarios in a row got no answer: no answer within 1 s" in ended
-    nowhere = UrlGateway("http://127.0.0.1:9/open", "http://127.0.0.1:9/finish", 1.0)
-    trial = Trial(nowhere, CueEngine(vocabulary), vocabulary)
-    cells, ended = await collect(trial, scenarios.values(), ["chat"])
-    assert "open: the connection failed" in ended
+    assert "3 scenarios in a row got no answer: " in ended
+    assert "no answer within 1 s" in ended
+    trial = Trial(Hostile("http://127.0.0.1:9"), CueEngine(vocabulary))
+    cells, ended = await trial.run(scenarios.values(), ["chat"])
+    assert "the connection failed" in ended
 
 
 @pytest.mark.parametrize(
@@ -223,14 +231,16 @@ def test_an_adapter_that_cannot_be_used_is_refused(
     file = tmp_path / "adapter.py"
     file.write_text(source)
     with pytest.raises(RefereeError, match=wanted):
-        FileGateway(file, 1.0)
+        FileGateway(file)
 
 
 ADAPTERS = {
     "raise ValueError('secret')": "the adapter's open() raised ValueError: secret",
     "import time; time.sleep(3)": "the adapter's open() did not return within 0.2 s",
-    "return 'ftp://h', {}, 1": "open has to give the url of an API",
-    "return 'http://h', {'a': 1}, 1": "headers as an object of texts",
+    "return 5, {}, 1": "has to return (url, headers, handle)",
+    "return 'http://h', 5, 1": "has to return (url, headers, handle)",
+    "return 'ftp://h', {}, 1": "the connection failed",
+    "return 'http://h', {'a': 1}, 1": "the connection failed",
     "return 5": "has to return (url, headers, handle)",
 }
 
@@ -244,3 +254,22 @@ async def test_an_adapter_that_fails_is_a_message(
     cell, story = await judge(vocabulary, FileGateway(file, 0.2), scenarios["linear"])
     assert cell.state == "lost"
     assert ADAPTERS[body] in story
+
+
+async def test_a_gateway_that_starts_late_is_waited_for(
+    tmp_path: Path, vocabulary: Vocabulary
+) -> None:
+    file = tmp_path / "adapter.py"
+    file.write_text(
+        "asked = []\n"
+        "def start(engine, tokenizer): asked.append((engine, tokenizer))\n"
+        "def open():\n"
+        "    asked.append('open')\n"
+        "    if len(asked) < 3: raise ConnectionRefusedError('not yet')\n"
+        "    return 'http://h', {}, asked\n"
+        "def finish(handle): return []\n"
+    )
+    gateway = FileGateway(file)
+    await gateway.start("http://e", vocabulary.directory)
+    _, handle = await gateway.open("chat")
+    assert handle == [("http://e", str(vocabulary.directory)), "open", "open"]

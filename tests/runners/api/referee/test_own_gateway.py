@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.referee.judge import Cell
+from agentrl.referee.policy import Vocabulary
 from agentrl.referee.program import Scenario
 from agentrl.referee.report import describe_run, list_rows
-from agentrl.referee.trial import Cell
-from agentrl.referee.vocabulary import Vocabulary
 from tests.documentation.referee_column import PAGE, judge_own, read_section, write_section
 
 NEVER = ("lost", "ghost", "doubled", "invented", "logprobs", "versions", "calls")
@@ -19,8 +19,8 @@ FEW = ("linear", "streamed_thoughts", "five_calls", "retry_unanswered", "subagen
 def check(cells: list[Cell]) -> None:
     for cell in cells:
         for score in NEVER:
-            found = getattr(cell.judgement.scores, score)
-            assert not found, (cell.scenario.name, cell.wire, cell.judgement.findings)
+            found = cell.scores[score]
+            assert not found, (cell.scenario.name, cell.wire, cell.findings)
 
 
 async def test_our_gateway_is_clean_in_the_scenarios_of_every_day(
@@ -40,7 +40,7 @@ async def test_the_page_shows_what_is_red_in_our_gateway(
     cells, ended = await judge_own(tmp_path / "run", scenarios.values())
     assert not ended
     check(cells)
-    run = describe_run(cells, vocabulary, gateway="agentrl", date="2026-01-01 00:00")
+    run = describe_run(cells, vocabulary, gateway="agentrl")
     assert len(list_rows(run)[1]) == len(scenarios)
     shown = read_section(PAGE.read_text("utf-8")).partition("\n\n")[2]
     fresh = write_section(run).partition("\n\n")[2]

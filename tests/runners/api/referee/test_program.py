@@ -3,25 +3,46 @@
 from __future__ import annotations
 
 import json
+import runpy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from agentrl.referee.adapters import ReferenceGateway, join_calls, read_samples
-from agentrl.referee.conversation import RefereeError, Words, find_words
-from agentrl.referee.engine import CueEngine
-from agentrl.referee.mutants import make_mutants
+from agentrl.referee.adapters import read_samples
+from agentrl.referee.clients import APIS
+from agentrl.referee.conversation import (
+    ProgramRequest,
+    RefereeError,
+    TrainedSample,
+    Words,
+    find_words,
+)
+from agentrl.referee.policy import CueEngine, Vocabulary
 from agentrl.referee.program import Scenario, read_scenarios
-from agentrl.referee.reference import PerfectGateway
-from agentrl.referee.report import describe_run, explain, find_exit_code, read_run, write_page
-from agentrl.referee.trial import Trial, collect
-from agentrl.referee.vocabulary import Vocabulary
-from agentrl.referee.walks import find_failure, make_walk
+from agentrl.referee.report import describe_run, explain, read_run, write_page
+from agentrl.referee.trial import Trial, find_failure, make_walk
+from cli.referee import WIRE_NAMES
+from tests.runners.api.referee.perfect_gateway import Node, PerfectGateway, ReferenceGateway
 
 
 def make_trial(vocabulary: Vocabulary, gateway: type[PerfectGateway] = PerfectGateway) -> Trial:
     engine = CueEngine(vocabulary)
-    return Trial(ReferenceGateway(lambda: gateway(engine)), engine, vocabulary, seed=0)
+    return Trial(ReferenceGateway(engine, gateway), engine, seed=0)
+
+
+class EditsAreUndone(PerfectGateway):
+    """An answer is known by its place."""
+
+    def continues(self, node: Node, request: ProgramRequest) -> bool:
+        sent = request.history
+        return len(sent) > len(node.conversation) and request.system == node.request.system
+
+
+class TokensAreFlipped(PerfectGateway):
+    def make_sample(self, leaf: Node, claimed: set[int]) -> TrainedSample:
+        sample = super().make_sample(leaf, claimed)
+        return replace(sample, tokens=(sample.tokens[0] ^ 1, *sample.tokens[1:]))
 
 
 def test_a_scenario_is_written_as_it_is_read(
@@ -39,15 +60,11 @@ def test_a_scenario_is_written_as_it_is_read(
     [
         ("no head\n", "no `group / name"),
         ("a / b: c\n    user(\n", "1: "),
-        ("a / b: c\n    import os\n", "is no step"),
+        ("a / b: c\n    import os\n", "invalid syntax"),
         ("a / b: c\n    exec('1')\n", "there is no step exec"),
         ("a / b: c\n    together([os.system('x')], [exec('1')])\n", "there is no step"),
-        ("a / b: c\n    history.clear()\n", "there is no step clear"),
-        ("a / b: c\n    make_branch()\n", "there is no step make_branch"),
-        ("a / b: c\n    _script(1)\n", "there is no step _script"),
-        ("a / b: c\n    user(__import__('os').name)\n", "malformed node"),
-        ("a / b: c\n    cut(nothing=1)\n", "missing a required argument"),
-        ("a / b: c\n    branch()\n", "missing a required argument"),
+        ("a / b: c\n    _history.clear()\n", "there is no step"),
+        ("a / b: c\n    b = branch(); b._script(1)\n", "there is no step _script"),
         ("a / b: c\n    end()\na / b: c\n    end()\n", "a name that was used"),
     ],
 )
@@ -56,6 +73,18 @@ def test_a_file_that_is_no_scenario_is_refused(text: str, wanted: str, tmp_path:
     file.write_text(text)
     with pytest.raises(RefereeError, match=wanted):
         read_scenarios(file)
+
+
+async def test_wrong_arguments_of_a_step_are_named(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    file = tmp_path / "scenarios.txt"
+    file.write_text("a / b: c\n    cut(nothing=1)\n")
+    (scenario,) = read_scenarios(file).values()
+    with pytest.raises(RefereeError, match=r"b: cut\(nothing=1\): .*unexpected keyword"):
+        await make_trial(vocabulary).run_cell(scenario, "neutral")
+
+
+def test_the_command_offers_every_api() -> None:
+    assert list(APIS) == list(WIRE_NAMES)
 
 
 def test_words_are_never_used_twice_and_never_parts_of_each_other() -> None:
@@ -70,14 +99,14 @@ def test_words_are_never_used_twice_and_never_parts_of_each_other() -> None:
 
 
 async def test_random_programs_find_nothing_in_a_perfect_gateway(vocabulary: Vocabulary) -> None:
-    assert await find_failure(make_trial(vocabulary), "neutral", examples=25, seed=1) is None
+    assert await find_failure(make_trial(vocabulary), "neutral", 25) is None
 
 
 async def test_a_failure_is_a_program_of_at_most_ten_lines(
     vocabulary: Vocabulary, tmp_path: Path
 ) -> None:
-    _, gateway = make_mutants()["edits of texts are undone"]
-    cell = await find_failure(make_trial(vocabulary, gateway), "neutral", examples=100, seed=1)
+    gateway = EditsAreUndone
+    cell = await find_failure(make_trial(vocabulary, gateway), "neutral", 100)
     assert cell is not None
     assert cell.state == "wrong"
     written = cell.scenario.write()
@@ -91,7 +120,7 @@ async def test_a_failure_is_a_program_of_at_most_ten_lines(
 
 
 async def test_a_step_of_a_walk_that_makes_no_sense_is_left_out(vocabulary: Vocabulary) -> None:
-    walk = make_walk(["rewind()", "edit_call(0)", "drop_exchange(3)", "go_on(); work()"])
+    walk = make_walk(["rewind()", 'edit(0, command="x")', "drop_exchange(3)", "go_on(); work()"])
     cell = await make_trial(vocabulary).run_cell(walk, "neutral")
     assert cell.state == "clean"
     assert len(cell.turns) == 2
@@ -103,13 +132,14 @@ async def test_a_step_of_a_walk_that_makes_no_sense_is_left_out(vocabulary: Voca
 async def test_a_report_tells_of_a_failure_and_escapes_it(
     vocabulary: Vocabulary, scenarios: dict[str, Scenario], tmp_path: Path
 ) -> None:
-    _, gateway = make_mutants()["edits of texts are undone"]
+    gateway = EditsAreUndone
     trial = make_trial(vocabulary, gateway)
     chosen = [scenarios[name] for name in ("redacted", "linear", "control_in_user")]
-    cells, _ = await collect(trial, chosen, ["neutral"])
-    run = describe_run(cells, vocabulary, gateway="<script>alert(1)</script>", date="today")
+    cells, _ = await trial.run(chosen, ["neutral"])
+    run = describe_run(cells, vocabulary, gateway="<script>alert(1)</script>")
     assert [cell["state"] for cell in run["cells"]] == ["wrong", "clean", "clean"]
-    assert (run["exit_code"], find_exit_code(cells[1].judgement.scores)) == (1, 0)
+    assert run["exit_code"] == 1
+    assert describe_run(cells[1:], vocabulary, gateway="g")["exit_code"] == 0
     file = tmp_path / "out.json"
     file.write_text(json.dumps(run))
     story = "\n".join(explain(read_run(file), "redacted"))
@@ -129,13 +159,15 @@ async def test_a_report_tells_of_a_failure_and_escapes_it(
 async def test_the_first_token_that_differs_is_named(
     vocabulary: Vocabulary, scenarios: dict[str, Scenario]
 ) -> None:
-    _, gateway = make_mutants()["a token of the prompt is another one"]
-    cells, _ = await collect(make_trial(vocabulary, gateway), [scenarios["linear"]], ["neutral"])
-    (cell,) = describe_run(cells, vocabulary, gateway="g", date="today")["cells"]
-    assert "up to token 0; there the engine had '<|im_start|>system" in cell["differences"][0]
+    gateway = TokensAreFlipped
+    cells, _ = await make_trial(vocabulary, gateway).run([scenarios["linear"]], ["neutral"])
+    (cell,) = describe_run(cells, vocabulary, gateway="g")["cells"]
+    assert "up to token 0: then '<|im_start|>system" in "\n".join(cell["story"])
 
 
 def test_calls_are_joined_where_one_goes_on_from_another() -> None:
+    file = Path(__file__).parents[4] / "examples" / "referee" / "join_calls.py"
+    join_calls = runpy.run_path(str(file))["join_calls"]
     calls = [([1, 2], [3], [-0.5]), ([1, 2, 3, 4], [5], [-0.25]), ([7], [8], [-1.0])]
     first, second = read_samples(join_calls(calls))
     assert (first.tokens, first.mask) == ((1, 2, 3, 4, 5), (0, 0, 1, 0, 1))

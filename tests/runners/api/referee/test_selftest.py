@@ -1,63 +1,131 @@
-"""A perfect gateway is clean in every scenario; each broken one is seen by the right score.
-
-``seen_by.json`` has the scenario that sees a mutant first; the integration test looks for it again.
-"""
+"""A perfect result is clean in every scenario; each broken one is seen by the right score."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from agentrl.referee.adapters import ReferenceGateway
-from agentrl.referee.engine import CueEngine
-from agentrl.referee.mutants import make_mutants
+from agentrl.referee.conversation import ProgramRequest, TrainedSample
+from agentrl.referee.judge import Cell, judge
+from agentrl.referee.policy import FORMS, CueEngine, Vocabulary
 from agentrl.referee.program import Scenario
-from agentrl.referee.reference import PerfectGateway
-from agentrl.referee.selftest import run_selftest
-from agentrl.referee.trial import Cell, Trial, collect
-from agentrl.referee.vocabulary import Vocabulary
-
-SEEN_BY: dict[str, str] = json.loads(Path(__file__).with_name("seen_by.json").read_text())
-MUTANTS = make_mutants()
+from agentrl.referee.trial import Trial
+from tests.runners.api.referee.mutants import mutate
+from tests.runners.api.referee.perfect_gateway import Node, PerfectGateway, ReferenceGateway
 
 
-def make_trial(vocabulary: Vocabulary, gateway: type[PerfectGateway]) -> Trial:
+async def run(
+    vocabulary: Vocabulary,
+    scenarios: Sequence[Scenario],
+    gateway: type[PerfectGateway] = PerfectGateway,
+) -> list[Cell]:
     engine = CueEngine(vocabulary)
-    return Trial(ReferenceGateway(lambda: gateway(engine)), engine, vocabulary, seed=0)
-
-
-async def test_the_perfect_gateway_is_clean(
-    vocabulary: Vocabulary, scenarios: dict[str, Scenario]
-) -> None:
-    trial = make_trial(vocabulary, PerfectGateway)
-    cells, ended = await collect(trial, scenarios.values(), ["neutral"])
+    trial = Trial(ReferenceGateway(engine, gateway), engine, seed=0)
+    cells, ended = await trial.run(scenarios, ["neutral"])
     assert not ended
-    assert [(cell.scenario.name, cell.judgement) for cell in cells if cell.state != "clean"] == []
-    assert len(cells) == len(scenarios) >= 60
-    assert all(cell.judgement.scores.trained for cell in cells)
+    return cells
 
 
-def test_there_are_fifty_mutants_and_each_has_its_scenario() -> None:
-    assert len(MUTANTS) >= 50
-    assert MUTANTS.keys() == SEEN_BY.keys()
-
-
-@pytest.mark.parametrize("name", list(MUTANTS))
-async def test_a_broken_gateway_is_seen_by_its_score(
-    name: str, vocabulary: Vocabulary, scenarios: dict[str, Scenario]
-) -> None:
-    score, gateway = MUTANTS[name]
-    cell: Cell = await make_trial(vocabulary, gateway).run_cell(scenarios[SEEN_BY[name]], "neutral")
-    assert getattr(cell.judgement.scores, score) > 0
-    assert any(finding["kind"] == score for finding in cell.judgement.findings)
-
-
-@pytest.mark.integration
-async def test_the_selftest_finds_the_scenario_that_sees_a_mutant_first(
+async def test_a_perfect_result_is_clean_and_each_broken_one_is_seen(
     vocabulary: Vocabulary, scenarios: dict[str, Scenario]
 ) -> None:
-    seen = await run_selftest(vocabulary, scenarios.values())
-    assert all(each.ok for each in seen)
-    assert {each.name: each.scenario for each in seen if each.score} == SEEN_BY
+    cells = await run(vocabulary, list(scenarios.values()))
+    assert [(c.scenario.name, c.findings) for c in cells if c.state != "clean"] == []
+    assert len(cells) >= 60
+    assert all(cell.scores["trained"] for cell in cells)
+    seen: dict[str, str] = {}
+    for cell in cells:
+        for name, score, broken in mutate(cell, vocabulary):
+            if name in seen:
+                continue
+            judge(broken, vocabulary)
+            seen[name] = cell.scenario.name
+            assert broken.scores[score] > 0, (name, cell.scenario.name, broken.scores)
+            assert any(finding.kind == score for finding in broken.findings)
+    assert len(seen) >= 50
+
+
+@pytest.mark.parametrize("form", list(FORMS)[1:])
+async def test_scenarios_are_clean_whatever_the_form_of_calls(
+    form: str, vocabulary: Vocabulary, scenarios: dict[str, Scenario]
+) -> None:
+    names = ("typed_arguments", "cut_call", "bad_arguments", "unclosed_call", "unknown_tool")
+    other = Vocabulary(vocabulary.directory, form)
+    cells = await run(other, [scenarios[name] for name in names])
+    assert {cell.state for cell in cells} == {"clean"}
+    outputs = [other.decode(sampling.output) for cell in cells for sampling in cell.samplings]
+    mark = {"qwen3_coder": "<function=", "glm": "<arg_key>"}[form]
+    assert all((mark in text) == ("<tool_call>" in text) for text in outputs if "{" not in text)
+    assert not any('"arguments"' in text for text in outputs)
+
+
+# --- gateways that break in the ways that scenarios are made for ----------------------------------
+
+
+class TextsAreCompared(PerfectGateway):
+    part = "texts"
+
+    def continues(self, node: Node, request: ProgramRequest) -> bool:
+        pairs = zip(node.conversation, request.history, strict=False)
+        same = all(getattr(one, self.part) == getattr(two, self.part) for one, two in pairs)
+        return same and super().continues(node, request)
+
+
+class CallsAreCompared(TextsAreCompared):
+    part = "calls"
+
+
+class ThoughtsAreCompared(TextsAreCompared):
+    part = "thought"
+
+
+class FormsAreCompared(TextsAreCompared):
+    part = "is_list"
+
+
+class AnswersAreKnownByTheirPlace(PerfectGateway):
+    def continues(self, node: Node, request: ProgramRequest) -> bool:
+        sent = request.history
+        return len(sent) > len(node.conversation) and request.system == node.request.system
+
+
+class LaterToolsAreNotShown(PerfectGateway):
+    def continues(self, node: Node, request: ProgramRequest) -> bool:
+        return super().continues(node, ProgramRequest(request.system, (), request.history))
+
+
+class TextsBecomeControlTokens(PerfectGateway):
+    def encode(self, text: str) -> list[int]:
+        return self.vocabulary.encode(text)
+
+
+class BranchesAreTrainedWhole(PerfectGateway):
+    def make_sample(self, leaf: Node, claimed: set[int]) -> TrainedSample:
+        return super().make_sample(leaf, set())
+
+
+BROKEN: list[tuple[type[PerfectGateway], str, Callable[[Cell], int]]] = [
+    (TextsAreCompared, "text_trimmed", lambda cell: cell.scores["chains"]),
+    (CallsAreCompared, "ids_cleaned", lambda cell: cell.scores["chains"]),
+    (CallsAreCompared, "default_added", lambda cell: cell.scores["chains"]),
+    (ThoughtsAreCompared, "thoughts_dropped", lambda cell: cell.scores["chains"]),
+    (FormsAreCompared, "text_or_list", lambda cell: cell.scores["chains"]),
+    (AnswersAreKnownByTheirPlace, "edit_command", lambda cell: cell.scores["disobeyed"]),
+    (AnswersAreKnownByTheirPlace, "redacted", lambda cell: cell.scores["disobeyed"]),
+    (LaterToolsAreNotShown, "tool_added", lambda cell: cell.scores["disobeyed"]),
+    (TextsBecomeControlTokens, "control_in_result", lambda cell: cell.scores["disobeyed"]),
+    (BranchesAreTrainedWhole, "forked", lambda cell: cell.scores["doubled"]),
+]
+
+
+@pytest.mark.parametrize(("gateway", "name", "score"), BROKEN)
+async def test_a_gateway_that_breaks_is_seen_by_the_scenario_that_is_made_for_it(
+    gateway: type[PerfectGateway],
+    name: str,
+    score: Callable[[Cell], int],
+    vocabulary: Vocabulary,
+    scenarios: dict[str, Scenario],
+) -> None:
+    (cell,) = await run(vocabulary, [scenarios[name]], gateway)
+    assert score(cell) > 0

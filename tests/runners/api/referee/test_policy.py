@@ -12,9 +12,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from agentrl.referee.conversation import PolicyAnswer, PolicyCall, RefereeError, Sampling
-from agentrl.referee.engine import CueEngine, RemoteEngine
-from agentrl.referee.vocabulary import FORMATS, Vocabulary
+from agentrl.referee.conversation import PolicyAnswer, PolicyCall, RefereeError
+from agentrl.referee.policy import FORMS, CueEngine, Vocabulary
 from agentrl.referee.wires import serve_engine
 
 CUE, OTHER = "zxaaaaaa", "zxbbbbbb"
@@ -76,8 +75,8 @@ WIRES: dict[str, Any] = {
 async def test_a_wire_gives_the_tokens_and_logprobs_of_the_cue(
     path: str, engine: CueEngine, url: str
 ) -> None:
-    await engine.script(CUE, [PolicyAnswer("Right.")])
-    await engine.script(OTHER, [PolicyAnswer("Wrong.")])
+    engine.script(CUE, [PolicyAnswer("Right.")])
+    engine.script(OTHER, [PolicyAnswer("Wrong.")])
     write, read = WIRES[path]
     prompt = engine.vocabulary.encode(f"first {OTHER} then {CUE} and more")
     ids, logprobs = read(await ask(url + path, write(prompt)))
@@ -88,7 +87,7 @@ async def test_a_wire_gives_the_tokens_and_logprobs_of_the_cue(
 
 
 async def test_sglang_s_chat_has_the_tokens_in_its_meta_info(engine: CueEngine, url: str) -> None:
-    await engine.script(CUE, [PolicyAnswer("Look.", (PolicyCall("Bash", {"command": "ls"}),))])
+    engine.script(CUE, [PolicyAnswer("Look.", (PolicyCall("Bash", {"command": "ls"}),))])
     body = {"messages": [], "input_ids": engine.vocabulary.encode(CUE), "return_meta_info": True}
     (choice,) = (await ask(f"{url}/v1/chat/completions", body))["choices"]
     assert tuple(read_sglang(choice)[0]) == engine.samplings[0].output
@@ -104,7 +103,7 @@ async def test_a_chat_wire_renders_messages_by_the_directory_s_template(
     template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% endfor %}"
     (place / "chat_template.jinja").write_text(template)
     engine = CueEngine(Vocabulary(place))
-    await engine.script(CUE, [PolicyAnswer("So.")])
+    engine.script(CUE, [PolicyAnswer("So.")])
     async with serve_engine(engine) as url:
         message = {"role": "user", "content": f"hi {CUE}"}
         await ask(f"{url}/v1/chat/completions", {"messages": [message]})
@@ -113,7 +112,7 @@ async def test_a_chat_wire_renders_messages_by_the_directory_s_template(
 
 @pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions"])
 async def test_a_stream_ends_with_the_whole_answer(path: str, engine: CueEngine, url: str) -> None:
-    await engine.script(CUE, [PolicyAnswer("Right, that is so.")])
+    engine.script(CUE, [PolicyAnswer("Right, that is so.")])
     body = WIRES[path][0](engine.vocabulary.encode(CUE)) | {"stream": True}
     _, text = await post(url + path, body)
     *chunks, last = [frame.removeprefix("data: ") for frame in text.strip().split("\n\n")]
@@ -129,7 +128,7 @@ async def test_a_stream_ends_with_the_whole_answer(path: str, engine: CueEngine,
 async def test_answers_of_a_cue_come_one_after_the_other_then_a_counted_one(
     engine: CueEngine,
 ) -> None:
-    await engine.script(CUE, [PolicyAnswer("One."), PolicyAnswer("Two.")])
+    engine.script(CUE, [PolicyAnswer("One."), PolicyAnswer("Two.")])
     prompt = engine.vocabulary.encode(CUE)
     made = [await engine.sample(prompt) for _ in range(3)]
     assert [each.answer.text for each in made[:2]] == ["One.", "Two."]
@@ -140,7 +139,7 @@ async def test_answers_of_a_cue_come_one_after_the_other_then_a_counted_one(
 
 
 async def test_a_limit_cuts_an_answer(engine: CueEngine, url: str) -> None:
-    await engine.script(CUE, [PolicyAnswer("A long answer.")])
+    engine.script(CUE, [PolicyAnswer("A long answer.")])
     params = {"max_new_tokens": 2}
     body = {"input_ids": engine.vocabulary.encode(CUE), "sampling_params": params}
     answer = await ask(f"{url}/generate", body)
@@ -151,11 +150,10 @@ async def test_a_limit_cuts_an_answer(engine: CueEngine, url: str) -> None:
 async def test_an_answer_is_held_until_it_is_released_and_cut_if_the_asker_leaves(
     engine: CueEngine, url: str
 ) -> None:
-    await engine.script(CUE, [PolicyAnswer("Late.", hold=True), PolicyAnswer("Later.", hold=True)])
-    remote = RemoteEngine(url)
+    engine.script(CUE, [PolicyAnswer("Late.", hold=True), PolicyAnswer("Later.", hold=True)])
     body = {"input_ids": engine.vocabulary.encode(CUE)}
     task = asyncio.ensure_future(post(f"{url}/generate", body))
-    await remote.wait(CUE)
+    await engine.wait(CUE)
     assert not task.done()
     task.cancel()
     for _ in range(100):
@@ -163,7 +161,7 @@ async def test_an_answer_is_held_until_it_is_released_and_cut_if_the_asker_leave
         if engine.samplings[0].state == "cut":
             break
     assert engine.samplings[0].state == "cut"
-    await remote.release(CUE)
+    engine.release(CUE)
     await ask(f"{url}/generate", body)
     assert engine.samplings[1].state == "done"
 
@@ -174,7 +172,7 @@ async def test_an_answer_is_held_until_it_is_released_and_cut_if_the_asker_leave
 async def test_a_fault_is_what_the_scenario_wants(
     fault: str, wanted: int, engine: CueEngine, url: str
 ) -> None:
-    await engine.script(CUE, [PolicyAnswer("Half of it.", fault=fault)])
+    engine.script(CUE, [PolicyAnswer("Half of it.", fault=fault)])
     body = {"input_ids": engine.vocabulary.encode(CUE)}
     status, text = await post(f"{url}/generate", body)
     assert status == wanted
@@ -185,7 +183,7 @@ async def test_a_fault_is_what_the_scenario_wants(
 
 
 async def test_a_dropped_connection_has_no_answer(engine: CueEngine, url: str) -> None:
-    await engine.script(CUE, [PolicyAnswer(fault="drop")])
+    engine.script(CUE, [PolicyAnswer(fault="drop")])
     with pytest.raises(aiohttp.ClientError):
         await post(f"{url}/generate", {"input_ids": engine.vocabulary.encode(CUE)})
 
@@ -197,28 +195,7 @@ async def test_a_body_without_tokens_is_refused(body: dict[str, Any], url: str) 
     assert "input_ids" in text
 
 
-async def test_an_engine_in_another_process_is_scripted_by_http(
-    engine: CueEngine, url: str
-) -> None:
-    remote = RemoteEngine(url)
-    answer = PolicyAnswer("So.", (PolicyCall("Bash", {"command": "ls"}),), thought="Hm.")
-    await remote.script(CUE, [answer])
-    await remote.set_version(7)
-    sampled = await engine.sample(engine.vocabulary.encode(CUE))
-    assert await remote.list_samplings(0) == [sampled]
-    assert isinstance(sampled, Sampling)
-    assert (sampled.answer, sampled.version) == (answer, 7)
-    described = await remote.describe()
-    assert (described["format"], described["samplings"]) == ("hermes", 1)
-
-
-async def test_what_is_no_engine_of_a_referee_is_named(url: str) -> None:
-    for wrong in ("http://127.0.0.1:9", f"{url}/v1"):
-        with pytest.raises(RefereeError, match=r"no engine of a referee|HTTP 404"):
-            await RemoteEngine(wrong).describe()
-
-
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", list(FORMS))
 def test_a_call_is_written_in_the_family_s_form(form: str, vocabulary: Vocabulary) -> None:
     written = Vocabulary(vocabulary.directory, form).write_call(
         PolicyCall("Bash", {"command": "ls\n", "timeout": 5})
@@ -246,11 +223,3 @@ def test_odd_tokens_are_others_of_the_same_text(vocabulary: Vocabulary) -> None:
     for tag in ("<tool_call>", "</tool_call>"):
         (token,) = vocabulary.encode(tag)
         assert token in odd
-
-
-def test_plain_text_has_no_control_token(vocabulary: Vocabulary) -> None:
-    text = "a <|im_end|>\n<|im_start|>system"
-    ids = vocabulary.encode_plain(text)
-    assert not vocabulary.controls & set(ids)
-    assert vocabulary.decode(ids) == text
-    assert vocabulary.controls & set(vocabulary.encode(text))
