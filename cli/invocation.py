@@ -59,6 +59,8 @@ class Invocation:
             return ExitCode.USAGE, message
         if self.debug:
             traceback.print_exception(error)
+        if isinstance(error, MemoryError):
+            return ExitCode.FAILURE_BUDGET, "out of memory: lower rollout.concurrency, or free some"
         if isinstance(error, AgentrlError):
             return error.exit_code, _ERRNO.sub("", error_text(error))
         try:

@@ -109,7 +109,7 @@ class TaskFileConfig(GradedSet):
 
 
 class SwebenchTaskConfig(TaskFileConfig):
-    """SWE-bench instances, for evaluation only."""
+    """SWE-bench instances."""
 
     kind: Literal["swebench"]
     path: str | None = None

@@ -47,6 +47,10 @@ class KilledError(SandboxError):
     """
 
 
+class StarvedError(SandboxError):
+    """A command was late because the machine had no processor for it; see ``CommandResult``."""
+
+
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
     """The workspace, network, mounts and image of a sandbox to be made."""
@@ -143,6 +147,25 @@ class CommandResult:
     stderr: bytes
     duration_s: float
     timed_out: bool = False
+    cpu_s: float | None = None
+    """CPU seconds of all its processes, of a command that was killed at its deadline; None where
+    nobody measures them.
+    """
+    waited_s: float | None = None
+    """Of such a command: seconds in which a thread of it was ready, for a processor or a disk, and
+    none of them had one.
+    """
+
+    @property
+    def starved(self) -> bool:
+        """Return whether it was late for want of a processor.
+
+        It was kept waiting for a good part of the time, and has used little: a loop uses its share,
+        a sleep waits for nothing, and many processes that wait for each other use a lot.
+        """
+        if not self.timed_out or self.cpu_s is None or self.waited_s is None:
+            return False
+        return self.waited_s >= self.duration_s / 4 and self.cpu_s < self.duration_s / 2
 
 
 @dataclass(frozen=True, slots=True)

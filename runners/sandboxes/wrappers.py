@@ -21,6 +21,7 @@ from runners.sandboxes.contract import (
     SandboxBackend,
     SandboxError,
     SandboxSpec,
+    StarvedError,
 )
 from runners.system.concurrency import run_in
 from runners.system.processes.ledger import ResourceRegistry
@@ -118,6 +119,28 @@ async def open_sandbox(backend: SandboxBackend, spec: SandboxSpec) -> AsyncItera
     finally:
         with suppress(SandboxError, OSError):
             await sandbox.close()
+
+
+class FairSandbox(ForwardingSandbox):
+    """A ``Sandbox`` in which no command is late for want of a processor: it raises StarvedError."""
+
+    async def run(self, argv: list[str], **options: Any) -> CommandResult:
+        """Run a command in it; the options are those of the contract."""
+        return self._check(await self.real.run(argv, **options))
+
+    async def run_check(self, check: CheckCommand) -> CheckOutput:
+        """Run a check after the agent; see the contract."""
+        done = await self.real.run_check(check)
+        self._check(done.result)
+        return done
+
+    def _check(self, result: CommandResult) -> CommandResult:
+        if result.starved:
+            raise StarvedError(
+                f"in {result.duration_s:.0f} s a command had a processor for {result.cpu_s:.1f} s "
+                f"and waited for one for {result.waited_s:.0f} s: the machine is overloaded"
+            )
+        return result
 
 
 UNWIND_S = 10.0

@@ -151,9 +151,17 @@ KILL_S = 60.0
 
 
 def read_driver(run_dir: Path) -> Driver | None:
-    """Return the living process that drives the run, None if it has none; raises StoreError."""
+    """Return the living process that drives the run, None if it has none.
+
+    Raises StoreError, also for a copy of a run that is driven elsewhere.
+    """
     with RunStore.open(run_dir, read_only=True) as store:
         state = store.state()
+    if state.copied and state.driver:
+        raise StoreError(
+            f"{run_dir} is a copy: process {state.driver.pid} drives the run that it was copied "
+            "from, and nothing was stopped; name that one's directory"
+        )
     return state.driver if state.driven else None
 
 

@@ -26,6 +26,10 @@ class UnittestIds:
     """Ids are unittest's ``module.Class.method``; our runner in the sandbox runs them."""
 
     kind: Literal["unittest"] = "unittest"
+    runs: tuple[str, ...] = ()
+    """The tests that are run, in order, where they are not those that decide: the code under test
+    can read the list, and a canary must have that of the real tests.
+    """
 
 
 ParserName = Literal[
@@ -138,6 +142,8 @@ class Task:
     """
     hidden_paths: tuple[str, ...] = ()
     """Absolute paths of the image that are removed before an agent starts."""
+    asks_for_tests: bool = False
+    """The agent is to write tests; hidden ones decide."""
     schema: str = ""
     """Schema of its row (``task.format``), ``harbor``, or "" if it is generated."""
     set_name: str = ""

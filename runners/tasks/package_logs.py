@@ -1,6 +1,7 @@
 """Read logs with the packages ``swebench`` and ``multi-swe-bench``: a program, for its own process.
 
-It is in no package that loads the graders: each reading starts it.
+It is in no package that loads the graders: each reading starts it. Runs as ``python -m … CPU_S``:
+its limit is one of CPU time, because a busy machine makes it late whatever is in the log.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ EMPTY_REPORT = {
 
 def _answer() -> None:
     """Read a request from stdin, and print the answer as JSON."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (int(sys.argv[1]), hard))
     with contextlib.redirect_stdout(sys.stderr):  # what a package prints is no part of the answer
         request = json.load(sys.stdin)
         if "pull" in request:

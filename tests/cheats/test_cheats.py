@@ -81,7 +81,7 @@ class Recording(SandboxGrader):
         files: Mapping[str, bytes] | None = None,
     ) -> Verdict:
         """Grade, and note it."""
-        if not files:
+        if name in KINDS:  # a canary's has the name of its variant besides
             self.judged.append((task.id, task.grading.kind, patch.sha256))
         return await super().grade(task, patch, name=name, deadline_s=deadline_s, files=files)
 

@@ -6,8 +6,10 @@ import os
 import socket
 import sqlite3
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -65,6 +67,20 @@ class Driver:
         except psutil.Error:
             return False
 
+    def has_open(self, file: Path) -> bool:
+        """Return whether the process has a file open; True where nobody here can tell."""
+        if self.host != socket.gethostname():
+            return True
+        try:
+            wanted = file.stat()
+            for entry in Path(f"/proc/{self.pid}/fd").iterdir():
+                with suppress(FileNotFoundError):  # closed meanwhile
+                    if os.path.samestat(entry.stat(), wanted):
+                        return True
+        except OSError:
+            return True
+        return False
+
 
 def current_process() -> Driver:
     """Return this process as a driver."""
@@ -85,10 +101,26 @@ class RunState:
     """Unix seconds, as all times here."""
     updated_at: float
     heartbeat_at: float | None
+    file: Path | None = None
+    """The store from which it was read; a driver has that of its own run open."""
 
     @property
     def driven(self) -> bool:
         """True if a living process drives it now."""
+        return self._is_driver_alive and not self.copied
+
+    @property
+    def copied(self) -> bool:
+        """True if its directory is a copy of one that is driven now: the driver is another's."""
+        return (
+            self._is_driver_alive
+            and self.driver is not None
+            and self.file is not None
+            and not self.driver.has_open(self.file)
+        )
+
+    @property
+    def _is_driver_alive(self) -> bool:
         return (
             self.state is State.RUNNING
             and self.driver is not None
@@ -111,8 +143,8 @@ class RunState:
         return seconds
 
 
-def state_from_row(row: sqlite3.Row) -> RunState:
-    """Return the state in a row of table ``run``."""
+def state_from_row(row: sqlite3.Row, file: Path) -> RunState:
+    """Return the state in a row of table ``run`` of a store."""
     driver = None
     if row["pid"] is not None:
         driver = Driver(row["host"], row["pid"], row["pid_started_at"])
@@ -125,4 +157,5 @@ def state_from_row(row: sqlite3.Row) -> RunState:
         created_at=row["created_at"],
         updated_at=row["updated_at"],
         heartbeat_at=row["heartbeat_at"],
+        file=file,
     )

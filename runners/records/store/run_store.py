@@ -198,7 +198,7 @@ class RunStore(SessionTables, CampaignTables):
 
     def state(self) -> RunState:
         """Return the run's state."""
-        return state_from_row(self._db.rows("SELECT * FROM run")[0])
+        return state_from_row(self._db.rows("SELECT * FROM run")[0], self.run_dir / STORE_FILE)
 
     def event(self, kind: str, data: dict[str, Any]) -> None:
         """Add an event."""

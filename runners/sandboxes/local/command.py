@@ -28,13 +28,15 @@ from runners.system.processes import (
     add_cpu_time,
     kill_tagged,
     read_cpu_time,
-    read_tree_cpu_time,
+    read_tree_times,
 )
 
 PIPE_BYTES = 65536
 """Read or written at once: a pipe's capacity on Linux, so one read empties a pipe."""
 UNSHARES_OWN = b"unshare: sigprocmask unblock failed: Invalid argument\n"
 """Last line of util-linux's unshare, on the command's stderr, if the launcher was killed."""
+LEAST_LOOK_S, LONGEST_LOOK_S = 0.1, 2.0
+"""Between two looks at a command: a hundredth of its deadline, within these."""
 _finishing: set[asyncio.Task[None]] = set()
 
 
@@ -116,6 +118,11 @@ class _CommandRun:
         self._loop = asyncio.get_running_loop()
         self._exited = asyncio.Event()
         self._exit_code: int | None = None
+        self._cpu_s = 0.0
+        self._looks = self._ready_looks = 0
+        """Looks at the command, and those at which it was ready for a processor."""
+        self._look_s = min(max(LEAST_LOOK_S, command.deadline_s / 100), LONGEST_LOOK_S)
+        self._timer = self._loop.call_later(self._look_s, self._look)
         self._fds: dict[int, Callable[[], None]] = {}
         self._outputs = (
             TruncatedOutput(command.output_limit),
@@ -133,6 +140,12 @@ class _CommandRun:
             self._watch(fd, partial(self._on_output, fd, number))
         self._watch(launcher.outer_pidfd, self._on_exit)
         launcher.send_command(self._command.argv, {**self._command.env, SANDBOX_TAG: launcher.tag})
+
+    def _look(self) -> None:
+        """Note whether the command is ready for a processor, now and from time to time."""
+        self._looks += 1
+        self._ready_looks += read_tree_times(self._launcher.popen.pid).is_ready
+        self._timer = self._loop.call_later(self._look_s, self._look)
 
     async def wait(self) -> tuple[float, bool]:
         """Wait for the end or the deadline; return its seconds, and whether it timed out."""
@@ -153,7 +166,9 @@ class _CommandRun:
         stdout, stderr = (output.text() for output in self._outputs)
         stderr = stderr.removesuffix(UNSHARES_OWN)
         if timed_out:
-            return CommandResult(TIMED_OUT, stdout, stderr, duration_s, timed_out=True)
+            ready_s = duration_s * self._ready_looks / max(1, self._looks)
+            waited_s = max(0.0, ready_s - self._cpu_s)
+            return CommandResult(TIMED_OUT, stdout, stderr, duration_s, True, self._cpu_s, waited_s)
         if self._exit_code is None:
             printed = stderr[-500:].decode(errors="replace").strip() or "nothing"
             raise KilledError(f"the sandbox was killed from outside; it printed: {printed}")
@@ -163,7 +178,9 @@ class _CommandRun:
         """Kill what is left, read what was written, close everything."""
         launcher = self._launcher
         pid = launcher.popen.pid
-        used = 0.0 if self._exited.is_set() else read_tree_cpu_time(pid)
+        self._timer.cancel()
+        used = 0.0 if self._exited.is_set() else read_tree_times(pid).cpu_s
+        self._cpu_s = used
         launcher.kill()
         if not await self._wait_exit(END_S):
             launcher.kill_group()

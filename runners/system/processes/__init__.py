@@ -10,7 +10,7 @@ from runners.system.processes.cpu_time import (
     add_cpu_time,
     measure_cpu_time,
     read_cpu_time,
-    read_tree_cpu_time,
+    read_tree_times,
 )
 from runners.system.processes.ports import BACKLOG, PATIENCE_S, free_port, listen, port_of
 from runners.system.processes.process_names import PREFIX, is_stale, make_unique_name
@@ -53,7 +53,7 @@ __all__ = [
     "measure_cpu_time",
     "port_of",
     "read_cpu_time",
-    "read_tree_cpu_time",
+    "read_tree_times",
     "receive_settings",
     "wait_for_parent_exit",
 ]

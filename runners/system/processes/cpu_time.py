@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 CPU_S = "cpu_s"
 """Entry of a rollout's ``extra``: CPU seconds of its sandboxes; absent where none is measured."""
@@ -62,13 +63,21 @@ def read_cpu_time(pid: int) -> float | None:
         return None
 
 
-def read_tree_cpu_time(pid: int) -> float:
-    """Return the CPU seconds of a process and its descendants, with the children they waited for.
+class TreeTimes(NamedTuple):
+    """A look at a process and its descendants, with the children they waited for."""
+
+    cpu_s: float
+    is_ready: bool
+    """One of them has a processor, or waits for one or for a disk: it does not sleep."""
+
+
+def read_tree_times(pid: int) -> TreeTimes:
+    """Look at a process and its descendants.
 
     What the kernel kills together with a pid namespace is not counted afterwards: this is for
     before.
     """
-    whole, left, seen = 0.0, [pid], 0
+    whole, left, seen, is_ready = 0.0, [pid], 0, False
     while left and seen < _MOST:
         seen += 1
         each = left.pop()
@@ -77,4 +86,6 @@ def read_tree_cpu_time(pid: int) -> float:
             for task in os.listdir(f"/proc/{each}/task"):  # noqa: PTH208 (thousands of Path objects)
                 children = Path(f"/proc/{each}/task/{task}/children").read_text()
                 left.extend(map(int, children.split()))
-    return whole
+                state = Path(f"/proc/{each}/task/{task}/stat").read_text("utf-8", "replace")
+                is_ready = is_ready or state.rpartition(")")[2].split()[0] in ("R", "D")
+    return TreeTimes(whole, is_ready)

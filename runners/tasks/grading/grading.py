@@ -1,14 +1,21 @@
 """Grading of a patch by running the tests in a fresh sandbox without network.
 
 The sandbox is made from the pristine repository: the patch is applied from outside, protected files
-are restored, then the judge of the task's kind of grading runs the tests inside. A verdict is
-``infra`` only for a failure that the patch cannot have caused.
+are restored, then the judge of the task's kind of grading runs the tests inside.
+
+Invariants: a verdict is ``infra`` only for a failure that the patch cannot have caused, and
+unsolved only for one that it can have caused. Where a run was ended before it told (its sandbox
+killed or full, a plug-in that raised), it is repeated; failing twice, the reference patch in its
+place tells whose fault it is. A run that had no processor is repeated, too, and tells nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import shutil
+import stat
 import subprocess
 import tempfile
 import time
@@ -32,11 +39,12 @@ from runners.sandboxes.contract import (
     Sandbox,
     SandboxBackend,
     SandboxSpec,
+    StarvedError,
 )
 from runners.sandboxes.tree import copy_tree, remove_tree
-from runners.sandboxes.wrappers import open_sandbox
+from runners.sandboxes.wrappers import FairSandbox, open_sandbox
 from runners.system.plugins import PluginFailedError
-from runners.tasks.contract import GradingKey, Patch, RefusedError, Task, Verdict, VerdictKind
+from runners.tasks.contract import Patch, RefusedError, Task, Verdict, VerdictKind
 from runners.tasks.git import git_environment, init_git_dir, run_git
 from runners.tasks.grading.canaries.verification import Verification
 from runners.tasks.grading.graders import JUDGES
@@ -122,12 +130,16 @@ class SplitGrader:
         return self.held_out if task.split == "held_out" else self.train
 
 
+_DOUBTFUL = (PluginFailedError, OversizedError, KilledError, StarvedError)
+"""A run ended, and what the patch does in it may be the cause, or not."""
+_FAILURES = (AgentrlError, OSError, subprocess.SubprocessError)
+
+
 class SandboxGrader:
     """Grades once, in a sandbox of one backend."""
 
     def __init__(self, backend: SandboxBackend) -> None:
         self._backend = backend
-        self._fails_untouched: dict[GradingKey, str] = {}
 
     async def grade(
         self,
@@ -138,45 +150,55 @@ class SandboxGrader:
         deadline_s: float,
         files: Mapping[str, bytes] | None = None,
     ) -> Verdict:
-        """Grade a patch; ``name`` names the sandbox, ``files`` replace test files by path."""
+        """Grade a patch; ``files`` replace test files by path.
+
+        ``name`` is in no sandbox: what runs there can read its sandbox's name, and must not learn
+        which grading it is in.
+        """
         started = time.monotonic()
         if patch.refused:
             return make_verdict(task, VerdictKind.UNSOLVED, patch.refused)
         try:
-            verdict = await self._run_judge(task, patch, name, deadline_s, files or {})
-        except PluginFailedError as error:
-            verdict = await self._find_cause(task, error, name, deadline_s)
-        except (OversizedError, KilledError) as error:  # the tests run the agent's code
-            verdict = make_verdict(task, VerdictKind.UNSOLVED, str(error))
-        except (AgentrlError, OSError, subprocess.SubprocessError) as error:
+            verdict = await self._run_judge(task, patch, deadline_s, files or {})
+        except _DOUBTFUL:  # the tests run the agent's code, so it may be the cause
+            verdict = await self._find_cause(task, patch, deadline_s, files or {})
+        except _FAILURES as error:
             verdict = make_verdict(task, VerdictKind.INFRA, f"{type(error).__name__}: {error}")
         return replace(verdict, duration_s=time.monotonic() - started)
 
     async def _find_cause(
-        self, task: Task, error: PluginFailedError, name: str, deadline_s: float
+        self,
+        task: Task,
+        patch: Patch,
+        deadline_s: float,
+        files: Mapping[str, bytes],
     ) -> Verdict:
-        """Return infra if a plug-in also fails on the untouched task, else unsolved: a policy must
-        not escape its grade by what its patch makes the plug-in raise.
+        """Return the verdict of a second run. If that fails too, return infra where the reference
+        patch fails as well, else unsolved: a policy must not escape its grade by what its patch
+        does to the grading.
         """
-        key = task.grading_key
-        if key not in self._fails_untouched:
-            self._fails_untouched[key] = ""
-            try:
-                await self._run_judge(
-                    task, decode_patch("", {}), f"{name}-untouched", deadline_s, {}
-                )
-            except (PluginFailedError, AgentrlError, OSError, subprocess.SubprocessError) as own:
-                self._fails_untouched[key] = str(own)
-        if self._fails_untouched[key]:
-            return make_verdict(task, VerdictKind.INFRA, str(error))
-        reason = f"with this patch, and not without it, {error}"
-        return make_verdict(task, VerdictKind.UNSOLVED, reason)
+        try:
+            return await self._run_judge(task, patch, deadline_s, files)
+        except (PluginFailedError, OversizedError, KilledError) as error:
+            reason = str(error)
+        except _FAILURES as error:
+            return make_verdict(task, VerdictKind.INFRA, f"{type(error).__name__}: {error}")
+        reference = decode_patch(task.gold_patch, {})
+        try:
+            control = await self._run_judge(task, reference, deadline_s, files)
+        except (*_DOUBTFUL, *_FAILURES) as error:
+            reason = f"{reason}; and so without this patch: {type(error).__name__}: {error}"
+            return make_verdict(task, VerdictKind.INFRA, reason)
+        if control.kind is VerdictKind.INFRA:
+            return make_verdict(task, VerdictKind.INFRA, f"{reason}; {control.reason}")
+        return make_verdict(
+            task, VerdictKind.UNSOLVED, f"with this patch, and not without it, {reason}"
+        )
 
     async def _run_judge(
         self,
         task: Task,
         patch: Patch,
-        name: str,
         deadline_s: float,
         files: Mapping[str, bytes],
     ) -> Verdict:
@@ -188,11 +210,11 @@ class SandboxGrader:
                 raise _DoesNotApplyError(refusal)
             if task.hidden_tests is not None:
                 place_hidden_tests(task.hidden_tests, workspace)
-            for path, content in files.items():
+            for path, content in sorted(files.items()):
                 replace_file(workspace / path, content)
 
         spec = SandboxSpec(
-            name,
+            f"grading-{secrets.token_hex(8)}",
             task.repo,
             "none",
             mounts=filter_mounts(judge.mounts(), task.image),
@@ -202,7 +224,7 @@ class SandboxGrader:
         )
         try:
             async with open_sandbox(self._backend, spec) as sandbox:
-                return await judge.judge(task, sandbox, deadline_s)
+                return await judge.judge(task, FairSandbox(sandbox), deadline_s)
         except _DoesNotApplyError as error:
             reason = f"{DOES_NOT_APPLY}: {summarize_refusal(str(error))}"
             return make_verdict(task, VerdictKind.UNSOLVED, reason, log=str(error).encode())
@@ -246,7 +268,7 @@ def apply_patch(task: Task, patch: Patch, workspace: Path) -> str:
         if done.returncode:
             return output or f"git apply ended with {done.returncode}"
     try:
-        touched = find_touched(task, workspace)
+        touched = find_touched(task, workspace, with_new_tests=True)
     except RefusedError as refusal:
         return str(refusal)
     for path in (*touched, *find_metadata(task, patch)):
@@ -264,10 +286,17 @@ def place_hidden_tests(hidden: Path, workspace: Path) -> None:
 
 
 def replace_file(target: Path, content: bytes) -> None:
-    """Write a file in place of whatever is there; follows no link."""
+    """Write a file in place of whatever is there, with the mode of a file that is there; follows no
+    link.
+    """
+    mode = 0o644
+    with contextlib.suppress(OSError):
+        found = target.lstat().st_mode
+        mode = stat.S_IMODE(found) if stat.S_ISREG(found) else mode
     remove_tree(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(content)
+    target.chmod(mode)
 
 
 def restore_path(pristine: Path, workspace: Path, relative: str) -> None:

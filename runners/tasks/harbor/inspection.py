@@ -14,7 +14,7 @@ from __future__ import annotations
 import posixpath
 import shlex
 
-from runners.sandboxes.contract import CheckCommand, CommandResult, Sandbox
+from runners.sandboxes.contract import CheckCommand, CommandResult, Sandbox, SandboxError
 
 OUTPUT = "/logs/verifier"
 """Directory that every check has for itself."""
@@ -52,6 +52,8 @@ async def find_planted_link(sandbox: Sandbox) -> str:
     words = shlex.join(dict.fromkeys(places))
     script = f"exec find {words} -type l -exec sh -c '{PRINT}' sh {{}} + 2>/dev/null"
     done = await inspect(sandbox, script, deadline_s=SEARCH_S, output_limit=LIMIT)
+    if done.exit_code < 0:
+        raise SandboxError(f"the search for links was ended by signal {-done.exit_code}")
     if done.timed_out or len(done.stdout) >= LIMIT:
         return "its symbolic links are too many to be looked at"
     words_found = done.stdout.decode(errors="replace").split("\0")

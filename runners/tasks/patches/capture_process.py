@@ -131,6 +131,8 @@ async def call(request: bytes, deadline_s: float) -> bytes:
             reply = await _read(reader)
         finally:
             os.close(reader)
+    killed = reply.endswith(KILLED)
+    reply = reply.removesuffix(KILLED)
     if reply.endswith(LATE):
         raise OSError(f"it took longer than {deadline_s:g} s")
     if reply.endswith(STUCK):
@@ -138,8 +140,8 @@ async def call(request: bytes, deadline_s: float) -> bytes:
     if reply.endswith(SPENT):
         raise EndedError("more CPU time than it may use")
     if not reply.endswith(END):
-        if not _server.alive():
-            raise OSError("the capturing process was killed")
+        if killed or not _server.alive():
+            raise OSError("the capturing process was killed: is memory left?")
         raise EndedError("more memory or time than it may use")
     return reply.removesuffix(END)
 
@@ -167,6 +169,8 @@ async def _read(reader: int) -> bytes:
 END, LATE = b"\nreply-ends", b"\nreply-late"
 SPENT, STUCK = b"\nreply-spent", b"\nreply-stuck"
 """The last bytes of a reply: whole, or cut off for the machine's fault or the workspace's."""
+KILLED = b"\nreply-killed"
+"""Added by the server to the reply of a process that somebody else has ended."""
 
 
 # --- the server's side ---------------------------------------------------------------------------
@@ -174,19 +178,44 @@ SPENT, STUCK = b"\nreply-spent", b"\nreply-stuck"
 
 def serve(answer: Callable[[bytes], bytes], handle: int) -> None:
     """Fork a process for each request on the socket ``handle``, until the driver ends."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+    writers: dict[int, int] = {}
+    """Process → the pipe of its reply."""
+
+    def reap(*_: object) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                pid, status = ended
+                _note_end(writers.pop(pid), status)
+
+    signal.signal(signal.SIGCHLD, reap)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is the driver's to handle
     with socket.socket(fileno=handle) as driver:
         while True:
             message, handles, *_ = socket.recv_fds(driver, 64, 2)
             if not message:
                 return
-            if os.fork() == 0:
+            content, writer = handles
+            # A process that ends before its pipe is noted would not be found.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+            pid = os.fork()
+            if pid == 0:
                 driver.close()
+                for other in writers.values():
+                    os.close(other)
                 deadline_s, cpu_s = message.split()
-                _answer(answer, float(deadline_s), int(cpu_s), *handles)
-            for passed in handles:
-                os.close(passed)
+                _answer(answer, float(deadline_s), int(cpu_s), content, writer)
+            writers[pid] = writer
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+            os.close(content)
+
+
+def _note_end(writer: int, status: int) -> None:
+    """Close the pipe of a process that has ended; say first if somebody else has ended it."""
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) != signal.SIGXCPU:
+        os.set_blocking(writer, False)
+        with contextlib.suppress(OSError):  # full, or nobody waits for it any more
+            os.write(writer, KILLED)
+    os.close(writer)
 
 
 def _answer(
@@ -194,6 +223,7 @@ def _answer(
 ) -> None:
     """Answer one request in this process, and end it."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     os.setpgid(0, 0)
     os.nice(5)  # the driver and its agents come first
 

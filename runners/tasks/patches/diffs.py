@@ -12,7 +12,9 @@ from functools import lru_cache
 _QUOTED = r'"(?:[^"\\]|\\.)*"'
 _HEADER = re.compile(rf"^diff --git ({_QUOTED}) ({_QUOTED})$")
 _HUNK = re.compile(r"^@@ -(\d+(?:,\d+)?) \+(\d+(?:,\d+)?) @@(.*)$")
-_NAME = re.compile(rf"^(---|\+\+\+|rename from|rename to) ({_QUOTED}|[^\t\n]*)")
+_NAME = re.compile(rf"^(---|\+\+\+|rename from|rename to|copy from|copy to) ({_QUOTED}|[^\t\n]*)")
+_CONTEXT = 3
+"""Lines of context at the end of a hunk, as git writes them."""
 _INDEX = re.compile(r"^index (\w+)\.\.(\w+)(.*)$")
 _SIGNS = {"-": "+", "+": "-"}
 _FIRST = {"--- ": "+++ ", "old mode ": "new mode "}
@@ -29,6 +31,8 @@ class DiffPaths:
     """Paths before and after."""
     existing: frozenset[str]
     """Paths that exist before it is applied."""
+    remaining: frozenset[str]
+    """Paths that exist after it is applied: not those that it deletes, or renames to others."""
 
 
 @lru_cache(maxsize=4)  # a row asks for those of its test patch several times
@@ -36,14 +40,51 @@ def read_paths(diff: str) -> DiffPaths:
     """Return the paths that a diff in git's format names."""
     before: set[str] = set()
     after: set[str] = set()
+    unclear: set[str] = set()
+    """Paths of headers: whether they are deleted, a later line says."""
+    gone: set[str] = set()
+    path = old = ""
+    is_new = False
     for line, changed in _walk(diff):
         if changed:
             continue
-        if line.startswith("diff --git ") and (path := _header_path(line)):
-            after.add(path)
-        elif (name := _NAME.match(line)) and (path := _path(name[2])) != "/dev/null":
-            (before if name[1] in ("---", "rename from") else after).add(path)
-    return DiffPaths(frozenset(before | after), frozenset(before))
+        if line.startswith("diff --git "):
+            path, is_new = _header_path(line), False
+            unclear |= {path} - {""}
+        elif line.startswith("new file mode "):
+            is_new = True
+        elif path and not is_new and line.startswith(("deleted file mode ", "old mode ", "index ")):
+            before.add(path)
+            gone |= {path} if line.startswith("deleted") else set()
+        elif name := _NAME.match(line):
+            word, found = name[1], _path(name[2])
+            if found == "/dev/null":
+                gone |= {old} if word == "+++" else set()
+            elif word in ("---", "rename from", "copy from"):
+                before.add(found)
+                gone |= {found} if word == "rename from" else set()
+            else:
+                after.add(found)
+            old = found
+    remaining = after | (unclear - gone)
+    return DiffPaths(frozenset(before | after | unclear), frozenset(before), frozenset(remaining))
+
+
+def complete_diff(diff: str) -> str:
+    r"""Return a diff with what a set loses when it strips its texts: the end of the last line, and
+    blank lines of context at the end of the last hunk. git refuses such a diff as corrupt.
+
+    >>> complete_diff("--- a/x\n+++ b/x\n@@ -1,2 +1,2 @@\n-old\n+new")
+    '--- a/x\n+++ b/x\n@@ -1,2 +1,2 @@\n-old\n+new\n \n'
+    """
+    if not diff.strip():
+        return diff
+    lines = diff.removesuffix("\n").split("\n")
+    old = new = 0
+    for line in lines:
+        old, new = _count_left(line, old, new)
+    missing = old if 0 < old == new <= _CONTEXT else 0
+    return "\n".join(lines) + "\n" + " \n" * missing
 
 
 def read_added_lines(diff: str) -> dict[str, list[str]]:
@@ -71,12 +112,18 @@ def _walk(diff: str) -> Iterator[tuple[str, bool]]:
     """Lines of the current hunk that are still to come."""
     for line in diff.split("\n"):
         in_hunk = old > 0 or new > 0
-        if in_hunk:
-            old -= line[:1] in ("", " ", "-")
-            new -= line[:1] in ("", " ", "+")
-        elif line.startswith("@@ ") and (hunk := _HUNK.match(line)):
-            old, new = (int((side + ",1").split(",")[1]) for side in (hunk[1], hunk[2]))
+        old, new = _count_left(line, old, new)
         yield line, in_hunk
+
+
+def _count_left(line: str, old: int, new: int) -> tuple[int, int]:
+    """Return the lines of a hunk, old and new ones, that are still to come after this line."""
+    if old > 0 or new > 0:
+        return old - (line[:1] in ("", " ", "-")), new - (line[:1] in ("", " ", "+"))
+    if line.startswith("@@ ") and (hunk := _HUNK.match(line)):
+        sizes = (int((side + ",1").split(",")[1]) for side in (hunk[1], hunk[2]))
+        return next(sizes), next(sizes)
+    return 0, 0
 
 
 def unquote_path(name: str) -> str:

@@ -74,6 +74,7 @@ async def capture_apart(
             "protected": task.protected,
             "gold_patch": task.gold_patch,
             "unittest": isinstance(task.grading, UnittestIds),
+            "command": _command_of(task),
         },
         "workspace": str(workspace),
         "limits": asdict(limits),
@@ -88,6 +89,14 @@ async def capture_apart(
     except OSError as error:
         raise PatchError(f"cannot capture the patch of {task.id}: {error}") from error
     return _decode_reply(reply)
+
+
+def _command_of(task: Task) -> tuple[str, str]:
+    """Return the command that decides, and the repository's path in it; empty if none does."""
+    grading = task.grading
+    if isinstance(grading, ScriptGrading) and grading.kind == "eval_cmd":
+        return grading.script, grading.workdir
+    return "", ""
 
 
 def answer_request(request: bytes) -> bytes:
@@ -105,7 +114,9 @@ def answer_request(request: bytes) -> bytes:
         protected=tuple(wanted["protected"]),
         gold_patch=wanted["gold_patch"],
         kind="",
-        grading=UnittestIds() if wanted["unittest"] else ScriptGrading("eval_cmd", "", ""),
+        grading=UnittestIds()
+        if wanted["unittest"]
+        else ScriptGrading("eval_cmd", *wanted["command"]),
     )
     try:
         patch = diff_workspace(task, Path(asked["workspace"]), CaptureLimits(**asked["limits"]))

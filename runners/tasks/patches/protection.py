@@ -1,9 +1,10 @@
 """Protected paths: the parts of a work tree that decide the tests, so an agent may not change them.
 
 Protected are the task's own paths (the tests), whatever configures pytest, and whatever Python
-would import instead of a test, of pytest or of its own library. A patch leaves these paths out and
+would import instead of a test, of pytest or of its own library; where a command decides, what its
+runner collects, and what configures it (``command_files.py``). A patch leaves these paths out and
 names them; grading restores them, whoever made the patch. Configuration that the reference patch
-changes is not protected.
+changes is not protected; tests are.
 
 What an installation leaves in a work tree is left out silently: ``pip install -e .`` is honest. But
 pytest loads the plugins that such metadata names, and Python executes lines of ``.pth`` files,
@@ -18,7 +19,7 @@ import os
 import stat
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from runners.records.text import make_printable
@@ -27,9 +28,16 @@ from runners.tasks.contract import (
     FILE_LIMIT,
     PATH_LIMIT,
     Patch,
+    ScriptGrading,
     Task,
     UnittestIds,
     workspace_error,
+)
+from runners.tasks.patches.command_files import (
+    CommandFiles,
+    Role,
+    list_files,
+    read_deciding_part,
 )
 from runners.tasks.patches.diffs import read_paths
 
@@ -67,13 +75,78 @@ CACHE = ".pytest_cache"
 """Pytest reads its last run there, for example which tests are to be skipped."""
 
 
-def find_touched(task: Task, workspace: Path) -> tuple[str, ...]:
-    """Return the protected paths that were changed or added, sorted."""
+def find_touched(task: Task, workspace: Path, *, with_new_tests: bool = False) -> tuple[str, ...]:
+    """Return the protected paths that were changed or added, sorted.
+
+    ``with_new_tests``: also those that a command's runner would collect besides its own. They stay
+    in a patch, and no grading runs them.
+    """
     others = set(_shadows(task, workspace))
+    tests = set(_tests(task, workspace))
     if not isinstance(task.grading, UnittestIds):  # unittest reads none of these
         others |= set(_configuration(task, workspace))
+    for path, role in _deciding(task, workspace):
+        if role == "setting":
+            others.add(path)
+        elif with_new_tests or os.path.lexists(task.repo / path):
+            tests.add(path)
     free = read_paths(task.gold_patch).all
-    return tuple(sorted({*_tests(task, workspace), *(others - free)}))
+    return tuple(sorted({*tests, *(others - free)}))
+
+
+def find_tampering(task: Task, paths: Iterable[str]) -> set[Role]:
+    """Return the roles of those changed paths that decide the command of a task: of tests that the
+    repository has, and of settings. A new test is no tampering, and a task may ask for tests.
+    """
+    files = _command_files(task)
+    if files is None:
+        return set()
+    roles = {(path, files.role(path)) for path in paths}
+    return {
+        role
+        for path, role in roles
+        if role == "setting"
+        or (role == "test" and not task.asks_for_tests and os.path.lexists(task.repo / path))
+    }
+
+
+def list_tests(task: Task) -> tuple[str, ...]:
+    """Return the tests of the repository that decide a task's command, sorted; blocks."""
+    files = _command_files(task)
+    if files is None:
+        return ()
+    return tuple(sorted(path for path in list_files(task.repo) if files.role(path) == "test"))
+
+
+def _command_files(task: Task) -> CommandFiles | None:
+    """Return the files that decide a task's command; None if no command decides."""
+    grading = task.grading
+    if not isinstance(grading, ScriptGrading) or grading.kind != "eval_cmd" or not grading.script:
+        return None
+    return CommandFiles(grading.script, grading.workdir, task.repo)
+
+
+def _deciding(task: Task, workspace: Path) -> Iterator[tuple[str, Role]]:
+    """Yield the changed and new paths that decide a task's command, with their roles."""
+    files = _command_files(task)
+    if files is None:
+        return
+    present = {
+        path
+        for path, entry in walk_entries(str(workspace))
+        if not entry.is_dir(follow_symlinks=False)
+    }
+    for path in list_files(task.repo) | present:
+        role = files.role(path)
+        if not role or path.endswith(".pyc"):
+            continue
+        before, after = (dict(_contents(root, path)) for root in (task.repo, workspace))
+        if before == after:
+            continue
+        if role == "test" or read_deciding_part(task.repo / path) != read_deciding_part(
+            workspace / path
+        ):
+            yield files.find_new_folder(path), role
 
 
 def find_metadata(task: Task, patch: Patch) -> tuple[str, ...]:

@@ -8,13 +8,10 @@ from __future__ import annotations
 from runners.records.text import shorten
 from runners.tasks.schemas.layers import flatten
 from runners.tasks.schemas.published import GYM_COMMANDS, PLAIN, SCHEMAS, has, is_classic
-from runners.tasks.schemas.row import Fields, Row, Schema
+from runners.tasks.schemas.row import FORMAT, Fields, Row, Schema
 from runners.tasks.section_keys import name_key
 
 AUTO = "auto"
-FORMAT = "task_format"
-"""Field in which a row names its own schema, as ``agentrl tasks convert`` writes it."""
-
 
 NO_TESTS = ("trajectory", "messages", "golden_patch", "relevant_file_contents")
 """Fields of published trajectories and of sets that have no tests."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from runners.tasks.contract import Grading, ScriptGrading
@@ -30,6 +30,7 @@ from runners.tasks.schemas.row import (
     Schema,
     Statuses,
     Target,
+    TestList,
     name_image,
     read_object,
 )
@@ -44,7 +45,7 @@ from runners.tasks.schemas.scripts import (
     wrap_function,
 )
 
-NAMED = {"fail_to_pass": NameList}
+NAMED = {"fail_to_pass": TestList}
 PATCHED = {**NAMED, "base_commit": Commit, "test_patch": Diff}
 
 
@@ -217,7 +218,7 @@ def _read_pro(
 
 KEPT = ".git/agentrl-tests.tar"
 """File in which the set-up keeps the hidden tests."""
-DELIMITER = "EOF_AGENTRL_BUG"
+DELIMITER = "EOF_AGENTRL_DIFF"
 
 
 def _is_smith(fields: Fields) -> bool:
@@ -240,7 +241,7 @@ def _name_smith_image(row: Row) -> str:
 
 def _set_up_smith(row: Row) -> tuple[str, ...]:
     files = " ".join(shlex.quote(path) for path in find_named_files(row.fail_to_pass))
-    bug = f"git apply --whitespace=nowarn - <<'{DELIMITER}'\n{row.patch.rstrip()}\n{DELIMITER}"
+    bug = f"git apply --whitespace=nowarn - <<'{DELIMITER}'\n{row.patch}{DELIMITER}"
     hide = f"tar -cf {KEPT} {files}\nrm -f {files}"
     return (*row.pre_commands, bug, hide)
 
@@ -542,16 +543,45 @@ _WORD = re.compile(r"[\w./-]+")
 
 
 def _find_command_tests(row: Row) -> set[str]:
-    """Return paths of test ids, and words of the command with ``test``."""
+    """Return paths of test ids, words of the command with ``test``, and files of hidden tests.
+
+    What its runner collects besides is found in its repository (``patches/command_files.py``).
+    """
     ids = {*row.fail_to_pass, *row.pass_to_pass}
     named = {word for word in _WORD.findall(row.eval_cmd) if "test" in word}
-    return {name.partition("::")[0] for name in ids if "::" in name} | named
+    modules = {path for word in named for path in _find_modules(word)}
+    found = {name.partition("::")[0] for name in ids if "::" in name} | named | modules
+    return found | read_paths(row.test_patch).all
+
+
+def _find_modules(word: str) -> Iterator[str]:
+    """Yield the files that a dotted name may be in.
+
+    >>> list(_find_modules("tests.test_add.TestAdd"))
+    ['tests/test_add/TestAdd.py', 'tests/test_add.py', 'tests.py']
+    """
+    parts = word.split(".")
+    while "/" not in word and len(parts) > 0 and all(map(str.isidentifier, parts)):
+        yield f"{'/'.join(parts)}.py"
+        parts.pop()
+
+
+def _grade_command(row: Row, context: RowContext) -> Grading:
+    if row.asks_for_tests and not row.test_patch:
+        raise ValueError("asks_for_tests needs test_patch: the hidden tests that decide")
+    return ScriptGrading("eval_cmd", row.eval_cmd, row.workdir)
+
+
+def _place_hidden_tests(row: Row) -> tuple[str, ...]:
+    if not row.test_patch:
+        return ()
+    return (f"git apply --whitespace=nowarn - <<'{DELIMITER}'\n{row.test_patch}{DELIMITER}",)
 
 
 ENTRIES = (
     Schema(
         "swebench",
-        {**PATCHED, "pass_to_pass": NameList},
+        {**PATCHED, "pass_to_pass": TestList},
         ("version", "eval_script", "log_parser", "eval_type"),
         image=_by_id("swebench/sweb.eval.x86_64."),
         grading=_grade_swebench,
@@ -660,11 +690,14 @@ ENTRIES = (
     Schema(
         "eval_cmd",
         {"eval_cmd": Name},
-        ("fail_to_pass", "pass_to_pass"),  # they only say how many tests the command stands for
+        # The lists only say how many tests the command stands for.
+        ("fail_to_pass", "pass_to_pass", "test_patch", "asks_for_tests"),
         mark=lambda fields: has(fields, "eval_cmd"),
         needs_tests=False,
         test_paths=_find_command_tests,
-        grading=lambda row, _: ScriptGrading("eval_cmd", row.eval_cmd, row.workdir),
+        test_setup=_place_hidden_tests,
+        grading=_grade_command,
+        is_own=True,
     ),
     Schema(
         "f2p_script",
@@ -672,6 +705,7 @@ ENTRIES = (
         mark=lambda fields: has(fields, "f2p_script") and not has(fields, "parent_commit"),
         needs_tests=False,
         grading=lambda row, _: ScriptGrading("f2p_script", row.f2p_script, row.workdir),
+        is_own=True,
     ),
     Schema(
         "swe_lego",
@@ -698,11 +732,5 @@ ENTRIES = (
     ),
 )
 SCHEMAS = {schema.name: schema for schema in ENTRIES}
-PLAIN = Schema(
-    "plain",
-    {},
-    ("protected",),
-    needs_tests=False,
-    test_paths=lambda row: row.protected,
-)
+PLAIN = Schema("plain", {}, needs_tests=False)
 """A row without tests, for a set that a plug-in grades."""

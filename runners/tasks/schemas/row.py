@@ -27,9 +27,11 @@ from pydantic import (
     field_validator,
 )
 
+from conf.suggestions import suggest
 from runners.records.text import shorten
 from runners.tasks.contract import Grading
-from runners.tasks.patches.diffs import read_paths
+from runners.tasks.patches.diffs import complete_diff, read_paths
+from runners.tasks.schemas.layers import IMAGES, LAYERS
 
 
 def read_list(value: object) -> object:
@@ -124,10 +126,15 @@ Diff = Annotated[str, StringConstraints(min_length=1)]
 NAMES_LIMIT = 250_000
 """Tests of a list; no published row comes near it."""
 NameList = Annotated[tuple[Name, ...], BeforeValidator(read_list), Field(max_length=NAMES_LIMIT)]
+TestName = Annotated[str, StringConstraints(pattern=r"\S")]
+"""A test's name as it is: white space around it may be part of what a parser prints."""
+TestList = Annotated[
+    tuple[TestName, ...], BeforeValidator(read_list), Field(max_length=NAMES_LIMIT)
+]
 Commands = Annotated[tuple[str, ...], BeforeValidator(_read_commands)]
 CommandLines = Annotated[tuple[str, ...], BeforeValidator(_read_lines)]
-TestNames = Annotated[tuple[Name, ...], BeforeValidator(_read_test_names)]
-Statuses = Annotated[dict[Name, Name], BeforeValidator(read_object)]
+TestNames = Annotated[tuple[TestName, ...], BeforeValidator(_read_test_names)]
+Statuses = Annotated[dict[TestName, Name], BeforeValidator(read_object)]
 Text = Annotated[str, BeforeValidator(_empty_if_none)]
 Commit = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$")]
 Workdir = Annotated[
@@ -236,8 +243,8 @@ class Row(BaseModel):
     """Image of its sandboxes, where sandboxes have images."""
 
     # Named tests, and the patch that brings them.
-    fail_to_pass: NameList = Field(default=(), alias="FAIL_TO_PASS")
-    pass_to_pass: NameList = Field(default=(), alias="PASS_TO_PASS")
+    fail_to_pass: TestList = Field(default=(), alias="FAIL_TO_PASS")
+    pass_to_pass: TestList = Field(default=(), alias="PASS_TO_PASS")
     test_patch: Text = ""
     version: Text = ""
     eval_script: Text = ""
@@ -278,9 +285,12 @@ class Row(BaseModel):
     s2p_tests: TestNames = ()
     n2p_tests: TestNames = ()
     p2p_tests: TestNames = ()
-    # Rows that a plug-in grades.
     protected: NameList = ()
-    """Paths in the repository that are restored before it is graded."""
+    """Paths in the repository that are restored before it is graded, beside those that its schema
+    finds.
+    """
+    asks_for_tests: bool = False
+    """The agent is to write tests: those of ``test_patch`` decide."""
 
     @field_validator("*")
     @classmethod
@@ -291,6 +301,7 @@ class Row(BaseModel):
                 check_text(text)
                 if info.field_name in DIFFS:
                     check_diff(text)
+                    return complete_diff(text)
         return value
 
     def grading(self, context: RowContext) -> Grading:
@@ -298,9 +309,13 @@ class Row(BaseModel):
         return self.row_schema.grading(self, context)
 
 
+FORMAT = "task_format"
+"""Field in which a row names its own schema, as ``agentrl tasks convert`` writes it."""
+OUTSIDE = frozenset({FORMAT, "label", "prompt", "sandbox", *IMAGES})
+"""Fields that are read before a row has a schema."""
 COMMON = (
     *("instance_id", "problem_statement", "base_commit", "repo", "repo_path", "patch", "workdir"),
-    *("pre_commands", "image"),
+    *("pre_commands", "image", "protected"),
 )
 """Fields of every schema."""
 Fields = Mapping[str, Any]
@@ -349,17 +364,32 @@ class Schema:
     """
     hidden: Callable[[Row], tuple[str, ...]] = lambda _: ()
     """Returns the absolute paths of the image that agents must not see."""
+    is_own: bool = False
+    """Rows are written by hand: a field that is not read is a mistake. Published rows have many."""
 
     def read(self, fields: Fields) -> Row:
         """Return the row of flat fields; raises ValueError (also pydantic's), which names every
         fault.
         """
         model, names = _make_model(self.name, tuple(self.required.items()), self.optional)
+        if self.is_own:
+            _refuse_unknown(fields, names)
         row = model.model_validate(
             {name: value for name, value in self.convert(fields).items() if name in names}
         )
         model.row_schema = self
         return row
+
+
+def _refuse_unknown(fields: Fields, names: frozenset[str]) -> None:
+    """Raise ValueError for a field that nobody reads; a trainer's layer has fields of its own."""
+    if not fields.keys().isdisjoint(LAYERS):
+        return
+    unknown = sorted(fields.keys() - names - OUTSIDE)
+    if unknown:
+        hint = suggest(unknown[0], names, ": did you mean {}?")
+        shown = ", ".join(shorten(name, 60) for name in unknown[:5])
+        raise ValueError(f"{shown} is no field of such a row{hint or ': remove it'}")
 
 
 @lru_cache

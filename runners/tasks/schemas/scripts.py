@@ -83,13 +83,13 @@ def build_test_script(
 
 def find_test_files(test_patch: str) -> list[str]:
     """Return the files of a test patch that a test program can run, sorted."""
-    paths = sorted(read_paths(test_patch).all)
+    paths = sorted(read_paths(test_patch).remaining)
     return [path for path in paths if posixpath.splitext(path)[1] not in NOT_TESTS]
 
 
 def find_named_files(tests: Iterable[str]) -> list[str]:
     """Return the files of pytest ids, sorted."""
-    return sorted({name.partition("::")[0] for name in tests if "::" in name})
+    return sorted({name.partition("::")[0].strip() for name in tests if "::" in name})
 
 
 PYTEST_SUMMARY = '''\
@@ -97,13 +97,22 @@ import re
 
 
 def parser(log):
-    """Return the outcomes of the lines that ``pytest -rA`` prints at its end."""
+    """Return the outcomes of the lines that ``pytest -rA`` prints at its end.
+
+    A reason follows " - ", which may be in the parameters of a test, too.
+    """
     found = {}
     for line in re.sub(r"\\x1b\\[[0-9;]*m", "", log).splitlines():
         word, _, rest = line.partition(" ")
         if word in ("PASSED", "XFAIL", "FAILED", "ERROR", "XPASS") and rest.strip():
-            name = rest.split(" - ")[0].strip()
-            found[name] = "pass" if word in ("PASSED", "XFAIL") else "fail"
+            name = rest.strip()
+            head = name.split(" - ")[0]
+            if word != "PASSED" and head.count("[") > head.count("]"):
+                end = name.find("] - ", len(head))
+                name = name[: end + 1] if end >= 0 else name
+            elif word != "PASSED":
+                name = head
+            found[name.strip()] = "pass" if word in ("PASSED", "XFAIL") else "fail"
     return found
 '''
 _CALL = """

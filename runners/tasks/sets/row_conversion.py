@@ -19,9 +19,9 @@ from conf.sections.task import JsonlTaskConfig
 from runners.system.processes import atomic_file
 from runners.tasks.contract import Task
 from runners.tasks.harbor import suites
-from runners.tasks.schemas.detection import AUTO, FORMAT, read_row
+from runners.tasks.schemas.detection import AUTO, read_row
 from runners.tasks.schemas.layers import flatten, list_layers
-from runners.tasks.schemas.row import Row, RowContext
+from runners.tasks.schemas.row import FORMAT, Row, RowContext
 from runners.tasks.sets.custom_reader import read_with_plugin
 from runners.tasks.sets.dataset_files import DatasetError, read_rows
 

@@ -65,7 +65,7 @@ class TaskBuilder:
             problem_statement=schema.statement(row),
             fail_to_pass=fail_to_pass,
             pass_to_pass=pass_to_pass,
-            protected=_inside({*schema.test_paths(row)}, row.workdir),
+            protected=_inside({*schema.test_paths(row), *row.protected}, row.workdir),
             gold_patch=schema.reference_patch(row),
             kind=row.repo or Path(source or image).stem,
             grading=grading,
@@ -80,6 +80,7 @@ class TaskBuilder:
             image=image or None,
             workdir=row.workdir if image else None,
             hidden_paths=schema.hidden(row) if image else (),
+            asks_for_tests=row.asks_for_tests,
             schema=schema.name,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 import unittest.case
@@ -138,12 +139,15 @@ def test_objects_named_apart_are_watched() -> None:
     assert find_replaced() == "Ours.report"
 
 
-def test_the_builtins_are_watched_but_for_the_last_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_builtins_are_watched_but_for_those_by_which_no_test_passes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import builtins
 
     monkeypatch.setattr(builtins, "_", other, raising=False)
     find_replaced = agentrl_guard.snapshot(("builtins",))
     monkeypatch.setattr(builtins, "_", 1)
+    monkeypatch.setattr(builtins, "print", functools.partial(print, flush=True))
     assert find_replaced() == ""
     monkeypatch.setattr(builtins, "AssertionError", ValueError)
     found = find_replaced()

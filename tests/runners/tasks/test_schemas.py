@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
 from conf.sections.task import FormatName
+from runners.sandboxes.contract import CommandResult
 from runners.tasks.contract import Grading, ScriptGrading
 from runners.tasks.grading.graders.packages import is_installed
+from runners.tasks.grading.graders.parsers import read_results
 from runners.tasks.patches.diffs import reverse_diff
 from runners.tasks.schemas.detection import read_row
 from runners.tasks.schemas.published import SCHEMAS
 from runners.tasks.schemas.row import Judge, Row, RowContext
+from runners.tasks.schemas.scripts import PYTEST_SUMMARY, wrap_function
 from tests.runners.tasks.dataset_rows import CLASSIC
 from tests.runners.tasks.published_rows import BUG, FIX, OTHER, ROWS, TESTS, WRAPPED
 
@@ -179,7 +184,49 @@ def test_a_row_that_could_be_two_is_refused_with_both(
     with pytest.raises(ValueError, match=r"task\.format=NAME") as caught:
         read_row(row)
     assert all(name in str(caught.value) for name in names)
-    assert read_row(row, names[0]).row_schema.name == names[0]
+    if names[0] == "eval_cmd":
+        with pytest.raises(ValueError, match="no field of such a row"):
+            read_row(row, names[0])
+    else:
+        assert read_row(row, names[0]).row_schema.name == names[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"protectd": ["a"]}, "protectd is no field of such a row: did you mean protected?"),
+        ({"hints_text": "", "xyz": 1}, "xyz is no field of such a row: remove it"),
+        ({"run_script": "x"}, "task.format"),
+        ({"protected": "a"}, "protected"),
+        ({"asks_for_tests": True}, "asks_for_tests needs test_patch"),
+    ],
+)
+def test_a_field_of_an_own_row_that_nobody_reads_is_refused(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read_row({**ROWS["eval_cmd"], **change}).grading(RowContext(tmp_path, "own"))
+
+
+def test_every_kind_of_row_may_protect_paths_and_a_trainer_s_layer_has_its_own_fields() -> None:
+    for name, row in ROWS.items():
+        assert read_row({**row, "protected": ["ci/all.sh"]}, name).protected == ("ci/all.sh",)
+    wrapped = {"metadata": ROWS["eval_cmd"], "data_source": "own", "ability": "code"}
+    assert read_row(wrapped).row_schema.name == "eval_cmd"
+
+
+def test_hidden_tests_of_a_command_are_protected_and_put_in_place() -> None:
+    row = read_row({**ROWS["eval_cmd"], "test_patch": TESTS, "asks_for_tests": True})
+    assert "test_calc.py" in row.row_schema.test_paths(row)
+    (place,) = row.row_schema.test_setup(row)
+    assert TESTS in place
+    plain = read_row(ROWS["eval_cmd"])
+    assert plain.row_schema.test_setup(plain) == ()
+
+
+def test_dotted_modules_of_a_command_are_paths() -> None:
+    row = read_row({**ROWS["eval_cmd"], "eval_cmd": "python3 -m unittest tests.test_more.Chunked"})
+    assert "tests/test_more.py" in row.row_schema.test_paths(row)
 
 
 @pytest.mark.parametrize(
@@ -323,6 +370,53 @@ def test_a_blank_line_of_context_stays_at_the_end_of_a_test_patch() -> None:
     patch = f"{TESTS}@@ -9,1 +13,1 @@\n \n"
     row = read_row({**ROWS["swebench"], "test_patch": patch})
     assert f"{patch.removesuffix(chr(10))}\n" in script_of(row)
+
+
+def test_a_test_program_gets_the_files_that_a_test_patch_leaves() -> None:
+    patch = (
+        "diff --git a/test_old.py b/test new.py\nsimilarity index 100%\nrename from test_old.py\n"
+        "rename to test new.py\n"
+        "diff --git a/test_gone.py b/test_gone.py\ndeleted file mode 100644\n"
+        "--- a/test_gone.py\n+++ /dev/null\n@@ -1 +0,0 @@\n-x = 1\n"
+    )
+    for name, repo in (("swebench", "o/r"), ("swe_gym", "getmoto/moto"), ("swe_rebench", "o/r")):
+        changes = {"test_patch": patch, "eval_script": "", "repo": repo}
+        row = read_row({**ROWS[name], **changes}, name)
+        lines = script_of(row).splitlines()
+        tests = [line for line in lines if "pytest" in line and line[:1] != ":"]
+        assert [line.endswith(" 'test new.py'") for line in tests] == [True], tests
+        assert sum(line.endswith("-- test_gone.py test_old.py") for line in lines) == 2
+        assert {*row.row_schema.test_paths(row)} == {"test_old.py", "test new.py", "test_gone.py"}
+
+
+def test_a_bug_that_ends_in_blank_context_is_applied_as_it_is() -> None:
+    bug = BUG.replace("@@ -1,2 +1,2 @@", "@@ -1,3 +1,3 @@") + " \n"
+    for published in (bug, bug.rstrip(), bug[:-1]):
+        row = read_row({**ROWS["swe_smith"], "patch": published})
+        (applied, _hide) = row.row_schema.setup(row)[-2:]
+        assert f"\n{bug}EOF" in applied
+        assert row.row_schema.reference_patch(row) == reverse_diff(bug)
+
+
+NAMES = """\
+PASSED t.py::a[x - y]
+FAILED t.py::b[x - y] - ValueError - and more
+FAILED t.py::c - assert [a] - b
+FAILED t.py::d[x - y]
+XFAIL t.py::e - not [yet
+"""
+
+
+def test_names_with_a_dash_are_read_whole(tmp_path: Path) -> None:
+    (tmp_path / "parser.py").write_text(wrap_function(PYTEST_SUMMARY, "parser"))
+    (tmp_path / "log").write_text(NAMES)
+    command = [sys.executable, "-I", "parser.py", "log", "log", "found"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    found = read_results(CommandResult(0, (tmp_path / "found").read_bytes(), b"", 0.1))
+    assert found == {
+        **dict.fromkeys(("t.py::a[x - y]", "t.py::e"), "passed"),
+        **dict.fromkeys(("t.py::b[x - y]", "t.py::c", "t.py::d[x - y]"), "failed"),
+    }
 
 
 @pytest.mark.parametrize(

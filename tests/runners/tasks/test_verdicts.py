@@ -94,7 +94,7 @@ def test_exit_code_0_counts_in_time_only(task: Task) -> None:
         (replace(DONE, exit_code=None), False, UNSOLVED),
         (replace(DONE, late_s=2.0), False, UNSOLVED),
         (ScriptRun(started=False), False, INFRA),
-        (ScriptRun(started=False, late_s=2.0), False, UNSOLVED),
+        (ScriptRun(started=False, late_s=2.0), False, INFRA),
     ],
 )
 def test_a_command_needs_exit_code_0_and_the_proof_of_its_end(
@@ -126,6 +126,46 @@ def test_a_map_of_outcomes_must_be_equal(
         grading=ScriptGrading("status_map", "pytest", "/testbed", expected),
     )
     assert judge_run(judged, replace(DONE, outcomes=dict(outcomes))).kind is kind
+
+
+def test_names_of_r2e_are_compared_up_to_the_dash_on_both_sides(task: Task) -> None:
+    expected = {"A.t[x - y]": "PASSED", "A.u[1": "FAILED", "\x1b[1mA.v\x1b[0m": "PASSED"}
+    outcomes = {
+        **{"t.py::A::t[x - y]": "passed", "t.py::A::u[1 - 2]": "failed", "t.py::A::v": "passed"},
+    }
+    judged = replace(
+        task,
+        fail_to_pass=tuple(expected),
+        pass_to_pass=(),
+        grading=ScriptGrading("status_map", "pytest", "/testbed", json.dumps(expected)),
+    )
+    assert judge_run(judged, replace(DONE, outcomes=outcomes)).kind is SOLVED
+    outcomes["t.py::A::u[1 - 2]"] = "passed"
+    assert judge_run(judged, replace(DONE, outcomes=outcomes)).kind is UNSOLVED
+
+
+@pytest.mark.parametrize(
+    ("row", "reported", "kind"),
+    [
+        ("a | is blank ", "a | is blank ", SOLVED),
+        ("a | is blank", "a | is blank ", SOLVED),
+        (" a | is blank", "a | is blank", SOLVED),
+        ("a | is  blank", "a | is blank", UNSOLVED),
+    ],
+)
+def test_white_space_around_a_name_is_stripped_on_both_sides_or_on_none(
+    task: Task, row: str, reported: str, kind: VerdictKind
+) -> None:
+    judged = replace(
+        task,
+        fail_to_pass=(row,),
+        pass_to_pass=(),
+        grading=ScriptGrading("log_parser", "run", "/testbed", "a parser"),
+    )
+    run = replace(DONE, parsed=parsed((reported, "PASSED")))
+    assert judge_run(judged, run).kind is kind
+    twice = replace(DONE, parsed=parsed((f"{reported} ", "PASSED"), (f" {reported}", "FAILED")))
+    assert judge_run(judged, twice).kind is UNSOLVED
 
 
 def parsed(*tests: tuple[str, str], exit_code: int = 0) -> CommandResult:

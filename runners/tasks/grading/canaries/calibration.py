@@ -14,7 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
-from runners.tasks.contract import GradingKey, Patch, Task, Verdict, VerdictKind
+from runners.tasks.contract import (
+    GradingKey,
+    Patch,
+    Task,
+    UnittestIds,
+    Verdict,
+    VerdictKind,
+)
 from runners.tasks.grading.canaries.test_texts import (
     PlacedTask,
     UnreadableTestsError,
@@ -75,6 +82,8 @@ class _State:
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     texts: dict[str, bytes] | None = None
+    real: PlacedTask | None = None
+    """The task with its own tests."""
     canaries: dict[tuple[Sort, int], Canary | None] = field(default_factory=dict)
 
 
@@ -87,6 +96,23 @@ class Calibration:
         self._runs = runs
         self._secret = secret or secrets.token_hex(32)
         self._states: dict[GradingKey, _State] = {}
+
+    async def place_real_tests(self, task: Task) -> PlacedTask:
+        """Return the task with its own tests, placed as those of a canary are."""
+        state = self._states.setdefault(task.grading_key, _State())
+        async with state.lock:
+            if state.real is None:
+                try:
+                    texts = await self._read(state, task)
+                    state.real = await asyncio.to_thread(place_tests, task, texts)
+                except UnreadableTestsError:  # it has no canaries either
+                    state.real = PlacedTask(task, {})
+        return state.real
+
+    async def _read(self, state: _State, task: Task) -> dict[str, bytes]:
+        if state.texts is None:
+            state.texts = await asyncio.to_thread(read_tests, task)
+        return state.texts
 
     async def draw(
         self, task: Task, sort: Sort, *, but: frozenset[int], name: str, deadline_s: float
@@ -114,13 +140,13 @@ class Calibration:
     async def _calibrate(
         self, state: _State, task: Task, sort: Sort, number: int, name: str, deadline_s: float
     ) -> Canary | None:
-        if state.texts is None:
-            state.texts = await asyncio.to_thread(read_tests, task)
+        texts = await self._read(state, task)
         seed = f"{self._secret} {VERSION} {task.id} {task.base_commit} {sort} {number}"
-        variant = await asyncio.to_thread(_DRAW[sort], task, state.texts, random.Random(seed))
+        variant = await asyncio.to_thread(_DRAW[sort], task, texts, random.Random(seed))
         if variant is None:
             return None
-        canary = await asyncio.to_thread(_make_canary, task, variant, number)
+        files = {**texts, **variant.files}
+        canary = await asyncio.to_thread(_make_canary, task, variant, files, number)
         gold = decode_patch(task.gold_patch, {})
         for run in range(self._runs):
             placed = canary.placed
@@ -136,12 +162,15 @@ class Calibration:
         return canary
 
 
-def _make_canary(task: Task, variant: Variant, number: int) -> Canary:
-    placed = place_tests(task, variant.files)
+def _make_canary(task: Task, variant: Variant, files: Mapping[str, bytes], number: int) -> Canary:
+    placed = place_tests(task, files)
     if not is_judged_by_exit_code(task):
         changed = replace(
             placed.task, fail_to_pass=variant.must_fail, pass_to_pass=variant.must_pass
         )
+        if isinstance(task.grading, UnittestIds):
+            runs = (*task.fail_to_pass, *task.pass_to_pass)
+            changed = replace(changed, grading=replace(task.grading, runs=runs))
         placed = replace(placed, task=changed)
     return Canary(number, placed, frozenset(variant.unseen), variant.changes)
 

@@ -18,6 +18,7 @@ from conf.errors import AgentrlError
 from runners.tasks.contract import CustomGrading, HarborVerifier, ScriptGrading, Task
 from runners.tasks.git import describe_failure, git_environment, init_git_dir, run_git
 from runners.tasks.patches.diffs import read_paths
+from runners.tasks.patches.protection import list_tests
 
 PROGRAM = "program"
 """Path that stands for the program of an ``f2p_script`` task, which is no file."""
@@ -70,7 +71,7 @@ def read_tests(task: Task) -> dict[str, bytes]:
     """
     source = find_source(task)
     if source == "files":
-        return _read(task, task.protected)
+        return _read(task, task.protected) or _read(task, list_tests(task))
     assert isinstance(task.grading, ScriptGrading)
     if source == "program":
         return {PROGRAM: task.grading.script.encode()}
@@ -78,7 +79,11 @@ def read_tests(task: Task) -> dict[str, bytes]:
 
 
 def place_tests(task: Task, files: Mapping[str, bytes]) -> PlacedTask:
-    """Return the task with changed test files; blocks, raises UnreadableTestsError."""
+    """Return the task with these test files; blocks, raises UnreadableTestsError.
+
+    The real tests are placed in this way, too: neither the form of a test patch nor the time of a
+    file tells them from others.
+    """
     source = find_source(task)
     if source == "files":
         return PlacedTask(task, files)
@@ -108,7 +113,10 @@ def _read_below(root: Path, path: str) -> dict[str, bytes]:
     return {
         file.relative_to(root).as_posix(): file.read_bytes()
         for file in files[:FILES_LIMIT]
-        if file.suffix == ".py" and file.is_file() and file.stat().st_size <= FILE_LIMIT
+        if file.suffix == ".py"
+        and file.is_file()
+        and not file.is_symlink()
+        and file.stat().st_size <= FILE_LIMIT
     }
 
 

@@ -28,7 +28,7 @@ from runners.tasks.grading.canaries.calibration import (
     RunTests,
     Sort,
 )
-from runners.tasks.grading.canaries.test_texts import UnreadableTestsError
+from runners.tasks.grading.canaries.test_texts import PlacedTask, UnreadableTestsError
 from runners.tasks.grading.canaries.variants import is_judged_by_exit_code
 
 LEAST_S = 30.0
@@ -95,6 +95,12 @@ class Verification:
         self._level = level
         self._partial_credit = partial_credit
         self._calibration = Calibration(run_tests, runs=runs, secret=secret)
+
+    async def place_real_tests(self, task: Task) -> PlacedTask:
+        """Return the task whose own tests a patch cannot tell from a canary's by their form."""
+        if self._level == 0:
+            return PlacedTask(task, {})
+        return await self._calibration.place_real_tests(task)
 
     async def verify(
         self, task: Task, patch: Patch, verdict: Verdict, *, name: str, deadline_s: float

@@ -23,8 +23,9 @@ class Scorer(Protocol):
 
         ``row``: the row's fields. ``sandbox``: the repository with the patch applied, without
         network; its commands run what the policy wrote, so what they print and write is data.
-        Should it raise, it is asked to score the untouched repository too: if it raises there as
-        well the rollout has no grade, else the patch is the cause and is unsolved.
+        Should it raise twice, it is asked to score the reference patch too, or the untouched
+        repository: if it raises there as well the rollout has no grade, else the patch is the cause
+        and is unsolved.
         """
         ...
 
@@ -39,7 +40,7 @@ async def judge_custom(task: Task, sandbox: Sandbox, deadline_s: float) -> Verdi
         there = SandboxElsewhere(sandbox)
         row = json.loads(task.grading.row)
         found = await run_beside(scorer, row, there, deadline_s, unwind_s=UNWIND_S)
-    except (SandboxError, TimeoutError):
+    except SandboxError:
         raise
     except (Exception, SystemExit) as error:
         raise describe_failure(name, error) from error

@@ -4,6 +4,7 @@ Invariant: "no verdict" is never the policy's choice. A verifier that leaves no 
 way (no file, a crash, its deadline, a sandbox that is lost), is compared with the same verifier in
 an untouched environment: if that one leaves a reward, the agent's changes are the cause, and the
 task is unsolved; if it leaves none either, the task or the machine is, and there is no verdict.
+An end state is graded once, so a verifier that had no processor leaves no verdict.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from runners.sandboxes.contract import (
     Sandbox,
     SandboxBackend,
     SandboxError,
+    StarvedError,
 )
-from runners.sandboxes.wrappers import open_sandbox
+from runners.sandboxes.wrappers import FairSandbox, open_sandbox
 from runners.tasks.contract import Task, Verdict, VerdictKind
 from runners.tasks.grading.graders.task_grader import EnsureRepository
 from runners.tasks.grading.graders.verdicts import make_verdict
@@ -74,18 +76,18 @@ class EndStateGrader:
     def __init__(self, backend: SandboxBackend, ensure_repository: EnsureRepository) -> None:
         self._backend = backend
         self._ensure_repository = ensure_repository
-        self._works: set[tuple[str, str]] = set()
-        """Id and digest of tasks whose verifier has left a reward in an untouched environment."""
 
     async def grade(self, task: Task, sandbox: Sandbox, *, name: str, deadline_s: float) -> Verdict:
         """Grade what an agent left; see ``Grader.grade_end_state``."""
-        started = time.monotonic()
+        started, sandbox = time.monotonic(), FairSandbox(sandbox)
         try:
             found = find_directory(task)
             if link := await find_planted_link(sandbox):
                 verdict = make_verdict(task, VerdictKind.UNSOLVED, link)
                 return replace(verdict, tampered=link, duration_s=time.monotonic() - started)
             run = await self._verify(found, task, sandbox, name, deadline_s)
+        except StarvedError as error:
+            return make_verdict(task, VerdictKind.INFRA, str(error))
         except (AgentrlError, OSError, ValueError) as error:
             run = VerifierRun(None, f"{type(error).__name__}: {error_text(error)}")
         if run.rewards is None:
@@ -111,14 +113,13 @@ class EndStateGrader:
 
     async def _blame(self, task: Task, run: VerifierRun, name: str, deadline_s: float) -> Verdict:
         """Return the verdict for a verifier that left no reward."""
-        if (task.id, task.base_commit) not in self._works:
-            control = await self.grade_reference(
-                task, solve=False, name=f"{name}-control", deadline_s=deadline_s
-            )
-            if control.kind is VerdictKind.INFRA:
-                reason = f"{run.problem}; nor has it a verdict untouched: {control.reason}"
-                return make_verdict(task, VerdictKind.INFRA, reason, log=run.log)
-            self._works.add((task.id, task.base_commit))
+        # Each time anew: that the machine could run it an hour ago says nothing of now.
+        control = await self.grade_reference(
+            task, solve=False, name=f"{name}-control", deadline_s=deadline_s
+        )
+        if control.kind is VerdictKind.INFRA:
+            reason = f"{run.problem}; nor has it a verdict untouched: {control.reason}"
+            return make_verdict(task, VerdictKind.INFRA, reason, log=run.log)
         reason = f"{run.problem}; untouched, the environment gets a verdict"
         return make_verdict(
             task, VerdictKind.UNSOLVED, reason, log=run.log, timed_out=run.timed_out
@@ -134,7 +135,8 @@ class EndStateGrader:
         spec = describe_environment(task)
         mounts = {SOLUTION_INSIDE: found.path / SOLUTION} if solve else {}
         spec = replace(spec, name=name, mounts={**mounts, **spec.mounts})
-        async with open_sandbox(self._backend, spec) as sandbox:
+        async with open_sandbox(self._backend, spec) as opened:
+            sandbox = FairSandbox(opened)
             await wait_healthy(task, sandbox)
             if solve:
                 await _solve(found, sandbox, deadline_s)
@@ -156,7 +158,7 @@ class EndStateGrader:
                 CheckCommand(command, {}, OUTPUT, (), each.timeout_sec, user=each.user)
             )
         async with _open_verifier(found, task, sandbox, name, self._backend) as apart:
-            return await _check(found, apart, limit_s)
+            return await _check(found, FairSandbox(apart), limit_s)
 
 
 @asynccontextmanager
@@ -232,14 +234,19 @@ def script_argv(script: Path, inside: str) -> list[str]:
 
 
 async def _solve(found: TaskDirectory, sandbox: Sandbox, deadline_s: float) -> None:
-    """Run the reference solution with an agent's rights, as long as an agent may take."""
+    """Run the reference solution with an agent's rights, as long as an agent may take.
+
+    Raises SandboxError if it is late.
+    """
     script = found.path / SOLUTION / SOLVE_SCRIPT
     env = resolve_variables("solution", found.config.solution.env, os.environ)
-    await sandbox.run(
+    done = await sandbox.run(
         script_argv(script, f"{SOLUTION_INSIDE}/{SOLVE_SCRIPT}"),
         deadline_s=found.config.agent.timeout_sec or deadline_s,
         env={"DEBIAN_FRONTEND": "noninteractive", **env},
     )
+    if done.timed_out:
+        raise SandboxError(f"its {SOLVE_SCRIPT} did not end within {done.duration_s:.0f} s")
 
 
 async def wait_healthy(task: Task, sandbox: Sandbox) -> None:

@@ -3,6 +3,9 @@
 The code under test decides what is in a log and how long it is, and a package's patterns can take
 any time and memory on a long line: in the driver they would hold up every rollout. So a process
 that has limits of its own reads the logs (``package_logs.py``).
+
+Invariant: a log solves nothing for what is in it, which a limit of CPU time and a reading of an
+empty log tell. A reader that is late or lost for any other reason gives no verdict.
 """
 
 from __future__ import annotations
@@ -10,10 +13,11 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +36,14 @@ MULTI_SWE_MISSING = (
     "multi-swe-bench"
 )
 PROGRAM = "runners.tasks.package_logs"
-READ_S = 60.0
-"""To read logs; importing a package takes up to 5 s of it."""
+READ_S = 60
+"""CPU seconds to read logs; importing a package takes up to 5 of them."""
+LATE_S = 600.0
+"""On the clock, for a busy machine."""
+FROM_OUTSIDE = frozenset(
+    {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+)
+"""Signals that no parser gets for what it reads."""
 REASON = 300
 """Characters kept of a reader's error."""
 
@@ -48,8 +58,14 @@ class MultiSweError(PackageError):
     """The package ``multi-swe-bench`` is missing."""
 
 
+class LostReaderError(AgentrlError):
+    """A process that reads logs was late or lost, and not for what is in the log."""
+
+    exit_code = ExitCode.SERVICE_GONE
+
+
 class UnreadableLogError(Exception):
-    """A parser raised, or did not end within its limits; the text says which."""
+    """A parser raised, or used more than its limits; the text says which."""
 
 
 def is_installed() -> bool:
@@ -99,35 +115,57 @@ def build_eval_script(task: Task) -> str:
     return script
 
 
-def read_swebench(task: Task, log: bytes, *, read_s: float = READ_S) -> dict[str, Any]:
-    """Return the report of ``swebench`` on a log; blocks for 1 s or more."""
+def read_swebench(task: Task, log: bytes, *, read_s: int = READ_S) -> dict[str, Any]:
+    """Return the report of ``swebench`` on a log; blocks for 1 s or more.
+
+    Raises LostReaderError.
+    """
     with log_file(log) as file:
-        (report,) = read_logs([(task, file)], read_s=read_s)
-    return report
+        return _read_report(task, file, read_s)
 
 
-def read_logs(logs: Sequence[tuple[Task, Path]], *, read_s: float = READ_S) -> list[dict[str, Any]]:
+def read_logs(logs: Sequence[tuple[Task, Path]], *, read_s: int = READ_S) -> list[dict[str, Any]]:
     """Return the reports of ``swebench`` on the logs of tasks; a process reads them.
 
-    One that does not come to an end with all of them is followed by one for each.
+    One that does not come to an end with all of them is followed by one for each. The report of a
+    log whose reader is lost says so.
     """
     instances = [{**describe_instance(task), "log": str(file)} for task, file in logs]
     try:
         found: list[dict[str, Any]] = _read_apart({"instances": instances}, read_s)
-    except UnreadableLogError as error:
-        if len(logs) > 1:
-            return [report for each in logs for report in read_logs([each], read_s=read_s)]
-        return [{**EMPTY_REPORT, "infra_failure_reason": f"the log cannot be read: {error}"}]
+    except (UnreadableLogError, LostReaderError):
+        return [_read_report_if_any(task, file, read_s) for task, file in logs]
     return found
 
 
+def _read_report_if_any(task: Task, file: Path, read_s: int) -> dict[str, Any]:
+    try:
+        return _read_report(task, file, read_s)
+    except LostReaderError as error:
+        return {**EMPTY_REPORT, "infra_failure": True, "infra_failure_reason": str(error)}
+
+
+def _read_report(task: Task, file: Path, read_s: int) -> dict[str, Any]:
+    """Return the report on one log; raises LostReaderError."""
+    instance = describe_instance(task)
+    try:
+        report: dict[str, Any]
+        (report,) = _read_one(lambda log: {"instances": [{**instance, "log": log}]}, file, read_s)
+        return report
+    except UnreadableLogError as error:
+        return {**EMPTY_REPORT, "infra_failure_reason": f"the log cannot be read: {error}"}
+
+
 def read_multi_swe(task: Task, log: bytes) -> tuple[set[str], set[str]] | str:
-    """Return the tests that passed and the other ones, or the reason why the log is unreadable."""
+    """Return the tests that passed and the other ones, or the reason why the log is unreadable.
+
+    Raises LostReaderError.
+    """
     assert isinstance(task.grading, ScriptGrading)
+    pull = json.loads(task.grading.parser)
     try:
         with log_file(log) as file:
-            request = {"pull": json.loads(task.grading.parser), "log": str(file)}
-            passed, others = _read_apart(request, READ_S)
+            passed, others = _read_one(lambda log: {"pull": pull, "log": log}, file, READ_S)
     except UnreadableLogError as error:
         return f"the log cannot be read: {error}"
     return set(passed), set(others)
@@ -142,18 +180,43 @@ def log_file(log: bytes) -> Iterator[Path]:
         yield Path(file.name)
 
 
-def _read_apart(request: Mapping[str, Any], deadline_s: float) -> Any:
-    """Return the answer of a process to a request that names files; raises UnreadableLogError."""
+def _read_one(make_request: Callable[[str], Mapping[str, Any]], file: Path, cpu_s: int) -> Any:
+    """Return the answer to a request that names a log; raises UnreadableLogError for what is in
+    the log, and LostReaderError if an empty one in its place gets no answer either.
+    """
+    try:
+        return _read_apart(make_request(str(file)), cpu_s)
+    except UnreadableLogError:
+        with log_file(b"") as empty:
+            try:
+                _read_apart(make_request(str(empty)), cpu_s)
+            except UnreadableLogError as error:
+                raise LostReaderError(f"the package reads no log at all: {error}") from error
+        raise
+
+
+def _read_apart(request: Mapping[str, Any], cpu_s: int, *, late_s: float = LATE_S) -> Any:
+    """Return the answer of a process to a request that names files; raises UnreadableLogError, and
+    LostReaderError if the process was ended from outside, or had no processor.
+    """
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", PROGRAM],
+            [sys.executable, "-P", "-m", PROGRAM, str(cpu_s)],
             input=json.dumps(request).encode(),
             capture_output=True,
-            timeout=deadline_s,
+            timeout=late_s,
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise UnreadableLogError(f"its parser did not end within {deadline_s:g} s") from error
+        raise LostReaderError(
+            f"the reader of the log had less than {cpu_s} s of a processor in {late_s:g} s: the "
+            "machine is overloaded"
+        ) from error
+    if -done.returncode == signal.SIGXCPU:
+        raise UnreadableLogError(f"its parser used more than {cpu_s} s of CPU time")
+    if -done.returncode in FROM_OUTSIDE:
+        name = signal.Signals(-done.returncode).name
+        raise LostReaderError(f"the reader of the log was ended by {name}: is memory left?")
     if done.returncode:
         reason = done.stderr[-REASON:].decode(errors="replace").strip()
         raise UnreadableLogError(reason or f"its parser ended with exit code {done.returncode}")

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from runners.sandboxes.contract import CommandResult, Sandbox, compile_program
+from runners.sandboxes.contract import CommandResult, KilledError, Sandbox, compile_program
 from runners.tasks.contract import ScriptGrading, Task, TestResult, Verdict, VerdictKind
 from runners.tasks.grading.graders.eval_script import (
     PROGRAM_INSIDE,
@@ -56,6 +57,7 @@ PARSE_S = 120.0
 PASSING = frozenset({"passed", "xfailed"})
 PASSING_OR_SKIPPED = PASSING | {"skipped"}
 """Outcomes that ``swebench`` accepts of a pass-to-pass test, if the log names skipped tests."""
+_COLORS = re.compile(r"\x1b\[[0-9;]*m")
 STATUSES = {"passed": "PASSED", "failed": "FAILED", "error": "ERROR"}
 """Outcome that the plugin reports → status in R2E-Gym's maps."""
 
@@ -66,13 +68,19 @@ def parser_mounts() -> dict[str, Path]:
 
 
 async def judge_script(task: Task, sandbox: Sandbox, deadline_s: float) -> Verdict:
-    """Run a task's script and read its results; raises SandboxError and PackageError."""
+    """Run a task's script and read its results.
+
+    Raises SandboxError, KilledError if a program of ours in the sandbox was ended, PackageError
+    and LostReaderError.
+    """
     grading = _grading_of(task)
     script = await asyncio.to_thread(_write_script, task)
     parsed_apart = grading.kind == "log_parser"
     run = await run_script(
         grading.workdir, script, sandbox, deadline_s, image=task.image, apart=parsed_apart
     )
+    if run.started and run.exit_code is None and run.late_s is None:
+        raise KilledError("the runner of the script was killed")
     if parsed_apart:
         # After the tests' processes are gone, and outside the work tree.
         parsed = await sandbox.run(
@@ -81,6 +89,8 @@ async def judge_script(task: Task, sandbox: Sandbox, deadline_s: float) -> Verdi
             stdin=_encode_request(grading.parser, run),
             output_limit=OUTPUT_LIMIT,
         )
+        if parsed.exit_code < 0:
+            raise KilledError(f"the parser was ended by signal {-parsed.exit_code}")
         run = replace(run, parsed=parsed)
     return await asyncio.to_thread(judge_run, task, run)
 
@@ -88,7 +98,7 @@ async def judge_script(task: Task, sandbox: Sandbox, deadline_s: float) -> Verdi
 def judge_run(task: Task, run: ScriptRun) -> Verdict:
     """Return the verdict on a run; blocks for some seconds where a package reads the log."""
     kind = _grading_of(task).kind
-    if not run.started and run.late_s is None:
+    if not run.started:  # nothing of the patch has run yet
         return make_verdict(task, VerdictKind.INFRA, "the script was not started", log=run.log)
     needs_pytest = kind in ("pytest", "status_map")
     if needs_pytest and not run.began and run.late_s is None:
@@ -107,20 +117,23 @@ def _judge_statuses(task: Task, run: ScriptRun) -> Verdict:
     """Judge as R2E-Gym: each test must have exactly the outcome that is expected of it, and no
     further test may be reported.
 
-    Its names are pytest ids without the file, their parts joined by dots. Of equal names the last
-    one counts, and skipped tests have no outcome, as in pytest's summary, which the set reads.
+    Its names are pytest ids without the file, their parts joined by dots. Skipped tests have no
+    outcome, as in pytest's summary, which the set reads.
     """
-    expected = json.loads(_grading_of(task).parser)
-    found = {
-        ".".join(name.split("::")[1:]): STATUSES[outcome]
-        for name, outcome in run.outcomes.items()
-        if outcome in STATUSES
-    }
+    expected = _cut_names(json.loads(_grading_of(task).parser))
+    found = _cut_names(
+        {
+            ".".join(name.split("::")[1:]): STATUSES[outcome]
+            for name, outcome in run.outcomes.items()
+            if outcome in STATUSES
+        }
+    )
 
     def compare(name: str) -> TestResult:
-        if name not in found:
+        cut = _cut_name(name)
+        if cut not in found:
             return "missing"
-        return "passed" if found[name] == expected[name] else "failed"
+        return "passed" if found[cut] == expected[cut] else "failed"
 
     verdict = _judge(task, run, compare)
     further = sorted(found.keys() - expected.keys())
@@ -130,20 +143,41 @@ def _judge_statuses(task: Task, run: ScriptRun) -> Verdict:
     return verdict
 
 
+def _cut_names(statuses: Mapping[str, str]) -> dict[str, str]:
+    """Return a map under cut names, of equal ones the last in their order, as the set does."""
+    return {_cut_name(name): statuses[name] for name in sorted(statuses)}
+
+
+def _cut_name(name: str) -> str:
+    """Return a name up to " - ", after which a summary has the reason; the set cuts parameters
+    there, too.
+    """
+    return _COLORS.sub("", name).split(" - ")[0].strip()
+
+
 def _judge_parsed(task: Task, run: ScriptRun) -> Verdict:
     """Judge by what the task's parser reported; what our pytest plugin saw fail has failed."""
     parsed = run.parsed
     assert parsed is not None
     run = replace(run, log=run.stdout + run.log)
     found = read_results(parsed)
+    if parsed.timed_out:
+        reason = f"the parser did not end within {parsed.duration_s:.0f} s"
+        return make_verdict(task, VerdictKind.UNSOLVED, reason, log=run.log)
     if found is None:
         output = parsed.stderr[-400:].decode(errors="replace").strip()
         reason = f"the parser failed: {output}"
         return make_verdict(task, VerdictKind.UNSOLVED, reason, log=run.log)
 
+    # A row or its parser may have lost the white space around a name.
+    bare: dict[str, TestResult] = {}
+    for name, result in found.items():
+        bare[name.strip()] = "failed" if bare.get(name.strip()) == "failed" else result
+
     def result_of(name: str) -> TestResult:
+        result = found.get(name, bare.get(name.strip(), "missing"))
         seen_to_fail = run.outcomes.get(name, "passed") not in PASSING
-        return "failed" if name in found and seen_to_fail else found.get(name, "missing")
+        return "failed" if result != "missing" and seen_to_fail else result
 
     return _judge(task, run, result_of, any_process=True)
 
@@ -274,6 +308,7 @@ def find_result(
     name: str, outcomes: Mapping[str, str], passing: frozenset[str] = PASSING
 ) -> TestResult:
     """Return the result of a test."""
+    name = name if name in outcomes else name.strip()
     found = {outcomes[name]} if name in outcomes else set()
     if not found and name.count("[") > name.count("]"):
         found = {outcome for known, outcome in outcomes.items() if known.startswith(name)}

@@ -25,10 +25,14 @@ from runners.tasks.contract import (
 )
 from runners.tasks.grading.canaries.calibration import RunTests
 from runners.tasks.grading.canaries.scan import find_signs
+from runners.tasks.grading.canaries.test_texts import PlacedTask
 from runners.tasks.grading.canaries.verification import Verification
 from runners.tasks.grading.graders.verdicts import make_verdict
 from runners.tasks.grading.rollout_result import RolloutResult
+from runners.tasks.patches.command_files import Role
+from runners.tasks.patches.diffs import read_paths
 from runners.tasks.patches.patch import decode_patch
+from runners.tasks.patches.protection import find_tampering
 
 EnsureRepository = Callable[[Task], Awaitable[Task]]
 """Returns a task whose repository exists; raises AgentrlError."""
@@ -166,24 +170,42 @@ class TaskGrader:
             verdict = await self._verification.verify(
                 task, patch, verdict, name=name, deadline_s=deadline_s
             )
-        return replace(verdict, signs=await asyncio.to_thread(find_signs, patch.diff))
+        return replace(verdict, signs=await asyncio.to_thread(_find_signs, task, patch))
 
     async def _grade_with_retries(
         self, task: Task, patch: Patch, name: str, deadline_s: float
     ) -> Verdict:
-        first = await self._run_tests.grade(task, patch, name=name, deadline_s=deadline_s)
+        placed = PlacedTask(task, {})
+        if self._verification is not None:
+            placed = await self._verification.place_real_tests(task)
+
+        async def run(name: str) -> Verdict:
+            return await self._run_tests.grade(
+                placed.task, patch, name=name, deadline_s=deadline_s, files=placed.files
+            )
+
+        first = await run(name)
         spent_s = first.duration_s
         for number in range(1, self._flaky_reruns + 1):
             if not _may_be_flaky(first):
                 break
-            again = await self._run_tests.grade(
-                task, patch, name=f"{name}-{number}", deadline_s=deadline_s
-            )
+            again = await run(f"{name}-{number}")
             spent_s += again.duration_s
             if again.kind is VerdictKind.SOLVED:
                 reason = f"{again.reason} (run {number + 1}; before: {first.reason})"
                 return replace(again, reason=reason, duration_s=spent_s)
         return replace(first, duration_s=spent_s)
+
+
+TAMPERING: dict[Role, str] = {"test": "changes its tests", "setting": "configures its tests"}
+"""Signs of changed paths that decide the command of a task."""
+
+
+def _find_signs(task: Task, patch: Patch) -> tuple[str, ...]:
+    """Return the signs of tampering in a patch, sorted; blocks."""
+    changed = read_paths(patch.diff.decode("utf-8", "surrogateescape")).all
+    roles = find_tampering(task, {*patch.protected_touched, *changed})
+    return tuple(sorted({*find_signs(patch.diff), *(TAMPERING[role] for role in roles)}))
 
 
 def _make_printable(verdict: Verdict) -> Verdict:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 FunctionType = type(lambda: None)
 FRAMEWORKS = ("unittest", "contextlib", "_pytest", "pytest", "pluggy", "builtins")
 """Packages that decide whether a test passes."""
+HARMLESS = ("_", "print", "input", "help", "breakpoint")
+"""Builtins by which no test passes; the first one is the interactive interpreter's last result."""
 
 
 def snapshot(
@@ -41,12 +43,12 @@ def snapshot(
             [
                 (name, value)
                 for name, value in vars(owner).items()
-                if decides(value) and name != "_"
+                if decides(value) and name not in HARMLESS
             ],
             set(vars(owner)) if isinstance(owner, type) else None,
         )
         for owner in owners
-    ]  # "_" in the builtins is the interactive interpreter's last result
+    ]
     functions = [
         (function, function.__code__, function.__defaults__, copy_keywords(function))
         for _, entries, _ in before

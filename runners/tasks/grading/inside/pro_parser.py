@@ -1,7 +1,8 @@
 """Run a SWE-bench-Pro parser on the tests' output; runs in the grading sandbox.
 
 Runs as ``python -I -S pro_parser.py``, after the tests' processes are gone. Stdin is JSON with
-``parser`` (its source), ``stdout`` and ``stderr``; stdout is the JSON that the parser wrote.
+``parser`` (its source), ``stdout`` and ``stderr``; stdout is the JSON that the parser wrote. It
+ends by the signal that ended the parser.
 """
 
 # ruff: noqa: PTH118, PTH123 (pathlib takes 4 ms to import)
@@ -28,6 +29,8 @@ def main() -> None:
                 file.write(given[name.partition(".")[0]])
         command = [sys.executable, "-I", *path.values()]
         done = subprocess.run(command, cwd=scratch, stdout=2, check=False)
+        if done.returncode < 0:  # the grader is to know, too
+            os.kill(os.getpid(), -done.returncode)
         if done.returncode:
             sys.exit(done.returncode)
         with open(path["result.json"], encoding="utf-8") as file:

@@ -21,6 +21,7 @@ from conf.errors import ExitCode
 from runners.records.store.run_state import State
 from runners.records.store.run_store import RunStore
 from runners.records.store.store_error import StoreError
+from runners.services.stop_signals import read_driver
 from tests.fakes.records import CONFIG, a_rollout, a_turn
 from tests.fakes.small_disk import mount_small_disk
 
@@ -241,3 +242,26 @@ def test_a_disk_without_room_for_a_new_store_is_called_full_at_any_size(tmp_path
             said.append(str(caught.value))
             shutil.rmtree(disk.place / "run", ignore_errors=True)
     assert {"the disk is full" in text for text in said} == {True}, said
+
+
+def test_a_copy_of_a_run_that_is_driven_is_no_run_of_its_driver(tmp_path: Path) -> None:
+    run_dir, moved, copy = tmp_path / "run", tmp_path / "moved", tmp_path / "copy"
+    RunStore.create(run_dir, CONFIG).close()
+    driver = in_child(lambda: drive(run_dir))
+    with RunStore.open(run_dir, read_only=True) as store:
+        wait_for(lambda: store.state().driven)
+    shutil.copytree(run_dir, copy)
+    with RunStore.open(copy, read_only=True) as store:
+        assert (store.state().driven, store.state().copied) == (False, True)
+    with pytest.raises(StoreError, match="is a copy"):
+        read_driver(copy)
+    run_dir.rename(moved)
+    living = read_driver(moved)
+    assert living is not None
+    assert living.pid == driver, "a directory that is moved keeps its driver"
+    with RunStore.open(copy) as store:
+        store.set_state(State.RUNNING)
+        assert store.state().driven, "a copy can be continued on its own"
+    os.kill(driver, signal.SIGKILL)
+    exit_status(driver)
+    assert read_driver(moved) is None

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from runners.sandboxes.contract import StarvedError
 from runners.sandboxes.local.sandbox import LocalSandbox
+from runners.sandboxes.wrappers import FairSandbox
 from runners.system.processes.cpu_time import add_cpu_time, measure_cpu_time, read_cpu_time
 from tests.runners.sandboxes.conftest import Opener
 
@@ -50,6 +54,23 @@ async def test_a_command_that_is_killed_counts(opened: Opener) -> None:
         await sandbox.close()
     assert meter.seconds is not None
     assert meter.seconds >= BURNT
+
+
+async def test_a_late_command_that_had_no_processor_is_told(opened: Opener) -> None:
+    whole = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(whole)})  # what is started from here on shares one processor
+    busy = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(8)]
+    try:
+        async with opened() as sandbox:
+            loop = await sandbox.run(["sh", "-c", "while :; do :; done"], deadline_s=2)
+            with pytest.raises(StarvedError, match="the machine is overloaded"):
+                await FairSandbox(sandbox).run(["sh", "-c", "while :; do :; done"], deadline_s=2)
+    finally:
+        os.sched_setaffinity(0, whole)
+        for each in busy:
+            each.kill()
+            each.wait()
+    assert (loop.timed_out, loop.starved) == (True, True), loop
 
 
 def test_a_meter_counts_only_while_it_is_entered() -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
-from runners.tasks.patches.diffs import read_paths
+import pytest
+
+from runners.tasks.patches.diffs import complete_diff, read_paths
 from tests.runners.tasks.example_repositories import git
 
 
@@ -35,8 +39,49 @@ def test_every_kind_of_change_is_named(tmp_path: Path) -> None:
     new = {"to", "new é\n", os.fsdecode(b"\xff")}
     old = {"edited", "gone", "moved", "mode", "binary", "a b", "with b/in it"}
     assert names.all == new | old
-    assert names.existing >= {"edited", "gone", "moved"}
-    assert not names.existing & new
+    assert names.existing == old
+    assert names.remaining == (old | new) - {"gone", "moved"}
+
+
+def test_a_path_that_a_rename_leaves_and_another_file_takes_remains(tmp_path: Path) -> None:
+    repo = tmp_path
+    git(repo, "init", "-q", ".")
+    (repo / "test_a.py").write_text("".join(f"line {n}\n" for n in range(9)))
+    (repo / "empty.py").write_text("")
+    git(repo, "add", "-A")
+    git(repo, "commit", "-q", "-m", "x")
+    (repo / "test_a.py").rename(repo / "test_b.py")
+    (repo / "test_a.py").write_text("something else\n")
+    (repo / "empty.py").unlink()
+    names = read_paths(f"{git(repo, 'diff', '--no-renames', 'HEAD')}\n")
+    assert names.remaining == {"test_a.py"}
+    assert names.existing == {"test_a.py", "empty.py"}
+    renamed = (
+        "diff --git a/test_a.py b/test_b.py\nrename from test_a.py\nrename to test_b.py\n"
+        "diff --git a/test_a.py b/test_a.py\nnew file mode 100644\n--- /dev/null\n"
+        "+++ b/test_a.py\n@@ -0,0 +1 @@\n+x\n"
+    )
+    assert read_paths(renamed).remaining == {"test_a.py", "test_b.py"}
+
+
+@pytest.mark.parametrize("strip", [str.strip, str.rstrip, lambda text: text[:-1], str])
+def test_a_diff_that_was_stripped_is_completed_for_git(
+    tmp_path: Path, strip: Callable[[str], str]
+) -> None:
+    repo = tmp_path
+    git(repo, "init", "-q", ".")
+    (repo / "x").write_text("one\ntwo\n\n\n\n\nend\n")
+    git(repo, "add", "-A")
+    git(repo, "commit", "-q", "-m", "x")
+    (repo / "x").write_text("1\ntwo\n\n\n\n\nend\n")
+    diff = subprocess.run(
+        ["git", "-C", str(repo), "diff"], check=True, capture_output=True, text=True
+    ).stdout
+    assert diff.endswith("two\n \n \n")
+    (tmp_path / "d").write_text(complete_diff(strip(diff)))
+    assert complete_diff(strip(diff)) == diff
+    git(repo, "apply", "--reverse", str(tmp_path / "d"))
+    assert complete_diff("") == ""
 
 
 def test_lines_of_a_hunk_are_not_headers() -> None:
