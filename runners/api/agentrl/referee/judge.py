@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from agentrl.referee.conversation import ProgramTurn, Sampling, TrainedSample, find_words
 from agentrl.referee.policy import Vocabulary
@@ -91,7 +92,8 @@ def judge(cell: Cell, vocabulary: Vocabulary) -> None:
     _judge_turns(cell, vocabulary)
     _judge_samples(cell, delivered, vocabulary)
     least, chains = count_chains(cell.turns), sum(any(sample.mask) for sample in cell.samples)
-    cell.add("chains", chains - least, f"{chains} sequences, where {least} would do")
+    differs = _differ(cell.samples[-1], cell.samples[:-1], vocabulary) if chains > least else ""
+    cell.add("chains", chains - least, f"{chains} sequences, where {least} would do{differs}")
     # what stopped a scenario is mostly a request that is counted
     counted = cell.scores["refused"] and not cell.broken.startswith("finish")
     cell.add("refused", int(bool(cell.broken) and not counted), cell.broken)
@@ -204,19 +206,20 @@ def _place_samplings(
 ) -> dict[int, tuple[Sampling, int]]:
     """Return for each place of a sample the sampling that stands there, after exactly its prompt.
 
-    Of two that fit, the one whose logprobs are there counts, else the one that was delivered.
+    Of several, the one whose logprobs are there counts, else the longest, else the delivered one.
     """
+    ends = {each.index: _count_common(sample.tokens, each.tokens) for each in samplings}
 
-    def fit(sampling: Sampling) -> tuple[bool, bool, int]:
+    def fit(sampling: Sampling) -> tuple[bool, int, bool]:
         held = (sample.logprobs or ())[len(sampling.prompt) :][:1]
         pairs = zip(held, sampling.logprobs, strict=False)
         same = any(abs(ours - theirs) <= LOGPROB_ERROR for ours, theirs in pairs)
-        return same, sampling.index in delivered, len(sampling.output)
+        return same, ends[sampling.index], sampling.index in delivered
 
     places: dict[int, tuple[Sampling, int]] = {}
     for sampling in sorted(samplings, key=fit):
         start = len(sampling.prompt)
-        for at in range(start, _count_common(sample.tokens, sampling.tokens)):
+        for at in range(start, ends[sampling.index]):
             places[at] = sampling, at - start
     return places
 
@@ -226,11 +229,11 @@ def _count_common(ours: Sequence[int], theirs: Sequence[int]) -> int:
     return next((at for at, (one, other) in pairs if one != other), min(len(ours), len(theirs)))
 
 
-def _differ(sample: TrainedSample, samplings: Sequence[Sampling], vocabulary: Vocabulary) -> str:
-    """Return where a sample leaves the engine's call that it follows longest."""
-    if not samplings:
+def _differ(sample: TrainedSample, others: Sequence[Any], vocabulary: Vocabulary) -> str:
+    """Return where a sample leaves the call of the engine, or the sample, that is nearest to it."""
+    if not others:
         return ""
-    nearest = max(samplings, key=lambda each: _count_common(sample.tokens, each.tokens))
+    nearest = max(others, key=lambda each: _count_common(sample.tokens, each.tokens))
     at = _count_common(sample.tokens, nearest.tokens)
     had, has = (vocabulary.decode(each.tokens[at : at + 8]) for each in (nearest, sample))
-    return f"; engine call {nearest.index} is in it up to token {at}: then {had!r}, not {has!r}"
+    return f"; the nearest one is the same up to token {at}: then it has {had!r}, not {has!r}"

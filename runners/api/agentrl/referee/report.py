@@ -114,9 +114,6 @@ def explain(run: Mapping[str, Any], scenario: str, wire: str | None = None) -> l
     return [line for cell in cells if cell["scenario"] == scenario for line in cell["story"]]
 
 
-# --- as text, and as a page -----------------------------------------------------------------------
-
-
 def write_totals(run: Mapping[str, Any]) -> str:
     """Return the line of totals."""
     totals = run["totals"]

@@ -162,7 +162,7 @@ async def test_the_first_token_that_differs_is_named(
     gateway = TokensAreFlipped
     cells, _ = await make_trial(vocabulary, gateway).run([scenarios["linear"]], ["neutral"])
     (cell,) = describe_run(cells, vocabulary, gateway="g")["cells"]
-    assert "up to token 0: then '<|im_start|>system" in "\n".join(cell["story"])
+    assert "the same up to token 0: then it has '<|im_start|>system" in "\n".join(cell["story"])
 
 
 def test_calls_are_joined_where_one_goes_on_from_another() -> None:

@@ -60,6 +60,23 @@ async def test_scenarios_are_clean_whatever_the_form_of_calls(
     assert not any('"arguments"' in text for text in outputs)
 
 
+class UnwantedAnswersAreTrained(PerfectGateway):
+    def finish(self) -> list[TrainedSample]:
+        others = [s for s in self.engine.samplings if s.state == "cut"]
+        return super().finish() + [
+            TrainedSample(s.tokens, (0,) * len(s.prompt) + (1,) * len(s.output)) for s in others
+        ]
+
+
+async def test_an_unwanted_answer_is_not_taken_for_another_that_begins_alike(
+    vocabulary: Vocabulary, scenarios: dict[str, Scenario]
+) -> None:
+    (cell,) = await run(vocabulary, [scenarios["retry_twice"]], UnwantedAnswersAreTrained)
+    cut = [sampling for sampling in cell.samplings if sampling.state == "cut"]
+    assert cell.scores["ghost"] == sum(len(sampling.output) for sampling in cut) > 0
+    assert cell.scores["doubled"] == 0
+
+
 # --- gateways that break in the ways that scenarios are made for ----------------------------------
 
 
