@@ -64,8 +64,20 @@ class Tokenizer:
         encoded = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoded[0].ids
 
-    def decode(self, token_ids: Sequence[int] | int, skip_special_tokens: bool = False) -> str:
-        """Return the text of ids, special tokens included unless they are to be skipped."""
+    def decode(
+        self,
+        token_ids: Sequence[int] | int,
+        skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces: bool | None = None,
+    ) -> str:
+        """Return the text of ids, special tokens included unless they are to be skipped.
+
+        Raises NotImplementedError if blanks are to be cleaned up or kept: so `renderers` asks where
+        it infers each token's place from the texts of all prefixes, in quadratic time, for content
+        masks that nothing here reads.
+        """
+        if clean_up_tokenization_spaces is not None:
+            raise NotImplementedError
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
 

@@ -132,7 +132,7 @@ class Google(Api):
                 contents.append({"role": "user", "parts": [{"text": content}]})
             elif kind == "results":
                 answers = [
-                    {"id": each, "name": names[each], "response": {"output": text}}
+                    {"id": each, "name": names.get(each, "none"), "response": {"output": text}}
                     for each, text in content
                 ]
                 parts = [{"functionResponse": answer} for answer in answers]

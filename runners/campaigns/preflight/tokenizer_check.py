@@ -158,20 +158,27 @@ async def check_tokenizer(server: HttpEngine, policy_format: PolicyFormat) -> st
 
 
 def _check_template(policy_format: PolicyFormat) -> str:
-    """Compare the renderer's first prompt with that of the model's own chat template."""
+    """Compare the renderer's first prompt with that of the model's own chat template, and look for
+    the tools in it.
+    """
+    # only system and user: later messages differ rightly, as templates drop earlier thoughts
+    first = MESSAGES[:2]
+    ids = policy_format.renderer.render_ids(first, tools=TOOLS, add_generation_prompt=True)
+    if TOOLS[0]["function"]["name"] not in policy_format.tokenizer.decode(ids):
+        raise CheckFailed(
+            f"model.renderer={policy_format.renderer_name} shows the policy no tools, as its "
+            "template has no place for them: name them in the system prompt, or take another model"
+        )
     try:
         template = ChatTemplate(policy_format.tokenizer, policy_format.directory)
     except ConfigError:
         return "not seen: the tokenizer's directory has none"
-    # only system and user: later messages differ rightly, as templates drop earlier thoughts
-    first = MESSAGES[:2]
     try:
         theirs = template.render_ids(first, tools=TOOLS, add_generation_prompt=True)
     except ValueError as error:
         raise CheckFailed(
             f"the model's own template refuses a plain first prompt: {error}"
         ) from error
-    ids = policy_format.renderer.render_ids(first, tools=TOOLS, add_generation_prompt=True)
     if theirs == ids:
         return f"model.renderer={policy_format.renderer_name} writes the same first prompt"
     raise CheckFailed(

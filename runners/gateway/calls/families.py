@@ -153,5 +153,5 @@ PARSERS: Mapping[str, OutputParser] = {
 OWN_IDS = frozenset({"kimi-k2", "kimi-k2.5"})
 """Families whose template repeats the policy's own ids of calls."""
 
-ORDERED_RESULTS = frozenset({"deepseek-v4"})
+ORDERED_RESULTS = frozenset({"deepseek-v4", "glm-5.3"})
 """Families whose template writes results without ids, in the order of their calls."""

@@ -119,7 +119,7 @@ class Tools:
         they are read whatever the family writes.
         """
         schema = self.schemas.get(tool, {})
-        allowed = _allowed(_properties(schema).get(key, True), schema)
+        allowed = allowed_types(_properties(schema).get(key, True), schema)
         if allowed <= {"string"}:
             return text
         word = text.strip()
@@ -150,7 +150,7 @@ def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _allowed(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
+def allowed_types(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
     """Return the JSON types that a schema allows, all of them if it does not say."""
     steps = iter(range(MAX_SCHEMA_STEPS))
     return _read_schema(schema, root, steps) or _ANY
@@ -161,7 +161,7 @@ def _read_schema(schema: Any, root: Mapping[str, Any], steps: Iterator[int]) -> 
         return _ANY
     allowed = _ANY
     if isinstance(reference := schema.get("$ref"), str):
-        allowed &= _read_schema(_resolve(reference, root), root, steps)
+        allowed &= _read_schema(resolve_reference(reference, root), root, steps)
     declared = schema.get("type")
     names = [declared] if isinstance(declared, str) else declared
     if isinstance(names, list) and names:
@@ -182,7 +182,7 @@ def _read_schema(schema: Any, root: Mapping[str, Any], steps: Iterator[int]) -> 
     return allowed
 
 
-def _resolve(reference: str, root: Mapping[str, Any]) -> Any:
+def resolve_reference(reference: str, root: Mapping[str, Any]) -> Any:
     """Return the part of a schema that a reference inside of it names; None if there is none."""
     found: Any = root
     for part in reference.removeprefix("#").strip("/").split("/"):

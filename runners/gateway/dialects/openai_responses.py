@@ -96,12 +96,16 @@ def _as_output(output: object) -> object:
 
 def _as_part(part: object) -> object:
     if isinstance(part, dict) and part.get("type") not in _PART_TYPES:
-        kept = any(isinstance(part.get(name), str) for name in ("stdout", "stderr"))
-        text = "\n".join(str(part.get(name) or "") for name in ("stdout", "stderr")) if kept else ""
-        return {"type": "text", "text": text.strip("\n") or json.dumps(part, ensure_ascii=False)}
+        texts = [part[name] for name in ("stdout", "stderr") if isinstance(part.get(name), str)]
+        if texts and part.get("outcome") not in (None, _DONE):
+            texts.append(json.dumps(part["outcome"], ensure_ascii=False))
+        text = "\n".join(filter(None, texts)).strip("\n")
+        return {"type": "text", "text": text or json.dumps(part, ensure_ascii=False)}
     return {"type": "text", "text": part} if isinstance(part, str) else part
 
 
+_DONE = {"type": "exit", "exit_code": 0}
+"""Outcome of a command that its output alone tells."""
 _PART_TYPES = (
     *("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal"),
     *("input_image", "input_file", "input_audio", "computer_screenshot"),

@@ -8,6 +8,7 @@ does stays as it is.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from runners.records.tokenizer import RenderedTokens, Renderer, Tokenizer
@@ -42,24 +43,27 @@ class FamilyRenderer:
     ) -> list[int]:
         """Return the ids of a whole conversation; raises ValueError if the family refuses it."""
         messages = [*messages[:1], *self._place_system(messages[1:])]
+        refusal: Exception | None = None
+        for some, offered in self._list_forms(messages, tools):
+            try:
+                return self._library.render_ids(
+                    some, tools=offered, add_generation_prompt=add_generation_prompt
+                )
+            except (*_FAULTS, ValueError) as error:
+                refusal = refusal or error
+        if isinstance(refusal, ValueError):
+            raise refusal
+        raise ValueError(f"a tool's parameters are no JSON schema ({refusal})") from refusal
 
-        def render(messages: Messages, tools: Tools) -> list[int]:
-            return self._library.render_ids(
-                messages, tools=tools, add_generation_prompt=add_generation_prompt
-            )
-
-        try:
-            return render(messages, tools)
-        except (*_FAULTS, ValueError) as error:
-            if not tools:
-                raise
-            fault = error
-        try:
-            if self._family == DECLARES_AS_JSON:
-                return render([_declare(tools), *messages], None)
-            return render(messages, [_without_booleans(tool) for tool in tools])
-        except _FAULTS:
-            raise ValueError(f"a tool's parameters are no JSON schema ({fault})") from fault
+    def _list_forms(self, messages: Messages, tools: Tools) -> Iterator[tuple[Messages, Tools]]:
+        """Yield the forms in which a conversation may be rendered, the template's own first."""
+        yield messages, tools
+        if tools and self._family == DECLARES_AS_JSON:
+            yield [_declare(tools), *messages], None
+        elif tools:
+            yield messages, [_without_booleans(tool) for tool in tools]
+        if (told := _without_orphans(messages)) != messages:
+            yield told, tools
 
     def bridge_to_next_turn(
         self,
@@ -104,7 +108,7 @@ def _shows_later_system(renderer: Renderer, tokenizer: Tokenizer) -> bool:
     ]
     try:
         return _WORD in tokenizer.decode(renderer.render_ids(messages))
-    except ValueError:
+    except (*_FAULTS, ValueError):
         return False
 
 
@@ -118,6 +122,19 @@ def _as_text(message: dict[str, Any]) -> dict[str, Any]:
     if message["role"] != "tool":
         return message
     return {"role": "user", "content": f"<tool_result>{message['content']}</tool_result>"}
+
+
+def _without_orphans(messages: Messages) -> Messages:
+    """Return messages in which a result that does not follow its call is the user's text."""
+    waiting: set[str] = set()
+    told: Messages = []
+    for message in messages:
+        if message["role"] == "tool" and message["tool_call_id"] not in waiting:
+            message = {"role": "user", "content": message["content"]}
+        elif message["role"] != "tool":
+            waiting = {call["id"] for call in message.get("tool_calls", ())}
+        told.append(message)
+    return told
 
 
 def _without_booleans(schema: Any) -> Any:

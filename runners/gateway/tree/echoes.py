@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
 
+from runners.gateway.calls.values import allowed_types, resolve_reference
 from runners.gateway.conversation import Piece
 
 EchoKind = Literal["same", "mechanical", "edit"]
@@ -32,8 +33,6 @@ LEADING_CD = re.compile(r"cd[ \t]+[\w./@%+=:,-]+[ \t]*&&[ \t]*")
 """With a path that the shell takes literally."""
 _BLANKS = re.compile(r"(?<=\S)\s+(?=\S)")
 _LINE_ENDS = re.compile(r"(\r\n|\n|\r)")
-_EXACT = 2**53
-"""Programs in JavaScript round integers beyond it."""
 MAX_SCHEMAS = 32
 """Alternatives of a schema, and definitions that it refers to, which may lead in a circle."""
 
@@ -250,12 +249,8 @@ class _Arguments:
         return next(found, {})
 
     def _wants_number(self, schema: Schema) -> bool:
-        types: list[object] = []
-        for each in self._walk(schema):
-            wanted = each.get("type")
-            types += wanted if isinstance(wanted, list) else [wanted]
-        is_number = "number" in types or "integer" in types
-        return is_number and "string" not in types
+        allowed = allowed_types(schema, self._root)
+        return "string" not in allowed and not allowed.isdisjoint(("integer", "number"))
 
     def _walk(self, schema: Schema) -> Iterator[Schema]:
         """Yield a schema, what it refers to, and its alternatives."""
@@ -268,13 +263,7 @@ class _Arguments:
                     left += map(_object, options[:MAX_SCHEMAS])
             place = each.get("$ref")
             if isinstance(place, str) and place.startswith("#/"):
-                left.append(self._find_definition(place))
-
-    def _find_definition(self, place: str) -> Schema:
-        found: object = self._root
-        for name in place.removeprefix("#/").split("/"):
-            found = _object(found).get(name)
-        return _object(found)
+                left.append(_object(resolve_reference(place, self._root)))
 
 
 def _join(parts: Iterable[set[Change] | None]) -> set[Change] | None:
@@ -317,7 +306,10 @@ def _is_same_number(sent: float, came: float | None) -> bool:
         return isinstance(sent, float) and not abs(sent) < float("inf")
     if sent == came:
         return True
-    return abs(sent) >= _EXACT and float(sent) == float(came)
+    try:
+        return float(sent) == float(came)  # programs in JavaScript round integers beyond 2**53
+    except OverflowError:
+        return False
 
 
 def _reads_as(text: str, number: float) -> bool:

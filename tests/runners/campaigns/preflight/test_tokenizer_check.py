@@ -25,6 +25,7 @@ from runners.records.tokenizer import (
     tiny_tokenizer,
     write_tiny_tokenizer,
 )
+from tests.fakes.family_tokenizer import load_family
 
 
 @pytest.fixture
@@ -124,3 +125,15 @@ async def test_the_renderer_is_compared_with_the_model_s_own_template(
     ok, detail = (await run_check(server, policy_format))["chat template"]
     assert not ok
     assert "model.renderer=qwen3 is not the model's own template: id 1 of" in detail
+
+
+async def test_a_renderer_that_shows_no_tools_is_named(
+    server: ScriptedEngine, policy_format: PolicyFormat
+) -> None:
+    _, renderer, tokenizer = load_family("deepseek-v3")
+    changed = replace(
+        policy_format, renderer=renderer, tokenizer=tokenizer, renderer_name="deepseek-v3"
+    )
+    ok, detail = (await run_check(server, changed))["chat template"]
+    assert not ok
+    assert "model.renderer=deepseek-v3 shows the policy no tools" in detail

@@ -426,6 +426,7 @@ def test_a_file_about_calls_is_one_value(family: str) -> None:
     [
         ("qwen3.5", "<tool_call>\n<function=Bash>"),
         ("qwen3.5", "<tool_call>\n<function=Bash>\n<parameter=command>\nx</function>\n"),
+        ("qwen3.5", "<tool_call>\n<function=Other>\n<parameter=x>\nv</parameter>\n"),
         ("qwen3.6", "<function="),
         ("qwen3", "<tool_call>["),
         ("qwen3", '<tool_call>{"name": "'),
@@ -440,3 +441,19 @@ def test_what_a_policy_repeats_for_ever_is_read_in_time(family: str, written: st
     before = time.process_time()
     parse(family, written * (200_000 // len(written)))
     assert time.process_time() - before < 5  # a quadratic parser takes minutes
+
+
+def test_of_very_many_malformed_attempts_the_rest_is_one() -> None:
+    read = parse("qwen3", "<tool_call>\nno\n</tool_call>\n" * 500)
+    assert len(read.tool_calls) == 101
+    assert read.tool_calls[-1].status == "too_many"
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3.5", "glm-5"])
+def test_a_closing_tag_after_other_text_takes_none_of_it(family: str) -> None:
+    call = '<tool_call>\n{"name": "Bash", "arguments": {"command": "ls"}}\n</tool_call>'
+    if family != "qwen3":
+        call = write(family, ("Bash", {"command": "ls"}))
+    read = parse(family, call + "\nThen this.\n</tool_call>")
+    assert "Then this." in read.content
+    assert ends_of(read) == ["", "malformed"]

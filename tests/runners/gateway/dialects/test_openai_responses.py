@@ -253,3 +253,19 @@ def test_a_reference_to_a_thought_is_a_thought_and_arguments_may_be_an_object() 
     assert request.pieces[1].arguments == {"cmd": "ls"}
     other = parse_turn(input=[message("user", "a"), {"id": "msg_1"}, message("user", "b")])
     assert other.pieces[1].note == "item_reference"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "shown"),
+    [
+        ({"type": "exit", "exit_code": 0}, "out"),
+        ({"type": "exit", "exit_code": 3}, 'out\n{"type": "exit", "exit_code": 3}'),
+        ({"type": "timeout"}, 'out\n{"type": "timeout"}'),
+    ],
+)
+def test_a_command_that_failed_says_so(outcome: dict[str, Any], shown: str) -> None:
+    ran = {"type": "shell_call", "call_id": "c", "action": {"commands": ["x"]}}
+    parts = [{"stdout": "out", "stderr": "", "outcome": outcome}]
+    answered = {"type": "shell_call_output", "call_id": "c", "output": parts}
+    request = parse_turn(input=[message("user", "a"), ran, answered])
+    assert request.pieces[-1].text == shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -78,3 +79,26 @@ def test_deepseek_goes_on_with_several_results_as_it_renders_them() -> None:
     assert not isinstance(added, str)
     assert path + added.ids == whole
     assert tokenizer.decode(added.ids).index("first") < tokenizer.decode(added.ids).index("second")
+
+
+def test_a_result_without_its_call_is_shown_where_the_template_refuses_it() -> None:
+    work, _, tokenizer = load_family("gemma4")
+    call = {"type": "function", "id": "c", "function": {"name": "Bash", "arguments": {}}}
+    said = {"role": "assistant", "content": "", "tool_calls": [call, {**call, "id": "d"}]}
+    first, second, lone = (
+        {"role": "tool", "tool_call_id": each, "name": "Bash", "content": f"result {each}"}
+        for each in ("c", "d", "x")
+    )
+    for messages in ([user("Go."), lone], [user("Go."), said, first, user("Wait."), second]):
+        shown = tokenizer.decode(work.render(messages, []).ids)
+        assert all(str(message["content"]) in shown for message in messages)
+
+
+@pytest.mark.parametrize("family", ["deepseek-v4", "hy3", "laguna-xs.2"])
+def test_a_long_text_that_ends_in_an_emoji_is_rendered_in_time(family: str) -> None:
+    work, _, tokenizer = load_family(family)
+    text = "word " * 4000 + "\U0001f600"
+    before = time.process_time()
+    ids = work.render([{"role": "system", "content": text}, user(text)], []).ids
+    assert time.process_time() - before < 3  # inferred places of tokens take a minute
+    assert tokenizer.decode(ids).count("\U0001f600") == 2

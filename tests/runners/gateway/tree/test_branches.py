@@ -351,3 +351,30 @@ def test_a_result_finds_its_call_though_the_program_has_rewritten_its_id(
         group_messages(place.request.pieces[4:]), place.request.pieces, 4, own_ids=True
     )
     assert [each["tool_call_id"] for each in named] == ["functions.Bash:1", "functions.Read:0"]
+
+
+def test_of_answers_that_differ_in_form_the_very_one_is_continued(
+    parts: tuple[Renderer, Tokenizer],
+) -> None:
+    gateway = PlacingGateway(*parts)
+    begun = [SYSTEM, user("the task")]
+    gateway.ask(request(begun), text="a b")
+    gateway.ask(replace(request(begun), max_tokens=9), text="a  b")
+    for turn, text in enumerate(("a b", "a  b")):
+        said = Piece(1, "assistant", "text", text)
+        gateway.ask(request([*begun, said, user(f"And? {turn}", 2)]), text="done")
+        assert gateway.turns[-1].parent == turn
+
+
+def test_the_result_of_a_call_that_nobody_sampled_keeps_its_own_id(
+    parts: tuple[Renderer, Tokenizer],
+) -> None:
+    gateway = PlacingGateway(*parts)
+    begun = [SYSTEM, user("the task")]
+    sampled, foreign = IssuedCall("c1", "Bash", {"n": 1}), IssuedCall("f1", "Bash", {"n": 2})
+    gateway.ask(request(begun), sampled)
+    own = replace(sampled, id="x")
+    said = [call_of(own, 1), result_of(own, 2), call_of(foreign, 3), result_of(foreign, 4)]
+    gateway.ask(request([*begun, *said]), text="done")
+    results = [each for each in gateway.places[1].request.pieces if each.kind == "tool_result"]
+    assert [each.tool_id for each in results] == ["c1", "f1"]

@@ -68,6 +68,7 @@ def tool(value: object, **more: Any) -> list[dict[str, Any]]:
         (1, True, {}, "edit"),
         (2**60 + 1, 2**60, {}, "same"),
         (2**50 + 1, 2**50, {}, "edit"),
+        (10**400, 10**400 + 1, {}, "edit"),
         (float("nan"), None, {}, "same"),
         ("5", 5, {}, "edit"),
         (5, "5", {"type": "number"}, "edit"),
@@ -200,3 +201,18 @@ def test_arguments_that_are_nested_too_deep_to_compare_are_an_edit() -> None:
         deep = {"k": deep}
     assert compare(argument(deep), argument(deep)).kind == "same"
     assert compare(argument(deep), argument({"k": deep})).kind == "edit"
+
+
+@pytest.mark.parametrize("came", ["a  b", "a\n\nb", "a\tb"])
+def test_blanks_inside_of_a_text_are_taken_away_and_never_added(came: str) -> None:
+    sent: list[Block] = [{"type": "text", "text": "a b"}]
+    assert compare(sent, [{"type": "text", "text": came}]).kind == "edit"
+
+
+@pytest.mark.parametrize(("came", "kind"), [("cd /b && ls", "mechanical"), ("ls", "edit")])
+def test_one_change_of_directory_is_cut_and_no_other(came: str, kind: str) -> None:
+    sent, back = (
+        [{"type": "tool_use", "id": "a", "name": "Bash", "input": {"command": command}}]
+        for command in ("cd /a && cd /b && ls", came)
+    )
+    assert compare(sent, back).kind == kind

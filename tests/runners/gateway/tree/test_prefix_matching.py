@@ -13,8 +13,11 @@ from runners.gateway.conversation import Piece, TurnRequest
 from runners.gateway.dialects.append_only_list import AppendOnlyList
 from runners.gateway.tree.echoes import is_blank
 from runners.gateway.tree.prefix_matching import (
+    MAX_CALLS_AGO,
     MAX_ECHOES,
+    AssistantPart,
     HistoryBreak,
+    InputPart,
     Part,
     PathMatcher,
     PrefixMatch,
@@ -261,3 +264,23 @@ def test_a_turn_is_compared_once_in_each_form_in_which_it_comes_back() -> None:
     for number in range(2 * MAX_ECHOES):
         match_prefix(path, prepare([asked, replace(said, text=str(number)), asked]))
     assert len(known.echoes) == MAX_ECHOES
+
+
+def test_one_id_for_two_calls_is_an_edit_though_the_same_words_were_none() -> None:
+    def said(*ids: str) -> tuple[Piece, ...]:
+        return tuple(Piece(0, "assistant", "tool_call", tool_id=each) for each in ids)
+
+    known = answer_part(said("a", "b"), [])
+    for ids, kind in ((("x", "y"), "same"), (("x", "x"), "edit"), (("a", "b"), "same")):
+        came = parts_of(list(said(*ids)))[0].part
+        assert isinstance(came, AssistantPart)
+        assert known.find_echo(came).kind == kind
+
+
+def test_a_result_is_of_one_of_the_last_calls_or_of_none() -> None:
+    first = Piece(0, "assistant", "tool_call", tool_id="first")
+    others = [Piece(0, "assistant", "tool_call", tool_id=f"{n}") for n in range(MAX_CALLS_AGO)]
+    results = [Piece(1, "user", "tool_result", tool_id=each) for each in ("first", "0", "nobody")]
+    found = [part.part for part in parts_of([first, *others, *results])[1:]]
+    calls = [part.call for part in found if isinstance(part, InputPart)]
+    assert calls == ["first", MAX_CALLS_AGO, "nobody"]
