@@ -97,6 +97,15 @@ class SandboxSpec:
     """
     workspace_bytes: int = 2 << 30
     """Most that a workspace in this machine's memory may grow while a command runs."""
+    purpose: str = ""
+    """Attempt or grading that it is for, where its name says nothing: what runs inside can read the
+    name, and not this. "": its name.
+    """
+
+    @property
+    def known_as(self) -> str:
+        """The attempt or grading that it is for, for people and for the fault plan."""
+        return self.purpose or self.name
 
 
 EGRESS = "egress"

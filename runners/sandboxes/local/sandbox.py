@@ -128,7 +128,7 @@ class LocalSandbox:
             launcher = None
         if launcher is None:
             launcher = await self._factory.boot(self._home, listens=listens)
-        RUNNING[launcher.popen.pid] = self.spec.name
+        RUNNING[launcher.popen.pid] = self.spec.known_as
         try:
             try:
                 if launcher.listener != CLOSED:
@@ -187,7 +187,7 @@ class LocalSandbox:
 
     async def _boot_check(self, home: SandboxHome, command: LocalCommand) -> CommandResult:
         launcher = await self._factory.boot(home, listens=False)
-        RUNNING[launcher.popen.pid] = self.spec.name
+        RUNNING[launcher.popen.pid] = self.spec.known_as
         try:
             return await self._run_watched(launcher, command)
         finally:

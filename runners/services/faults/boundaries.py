@@ -180,14 +180,14 @@ def wrap_backend(
 
     def draw(call: Arguments) -> Fault | None:
         spec = call["spec"]
-        return None if spec.network == "none" else injection.draw("sandbox_boot", spec.name)
+        return None if spec.network == "none" else injection.draw("sandbox_boot", spec.known_as)
 
     adapt = partial(_wrap_sandbox, injection=injection, count_turns=count_turns)
     return wrap(real, injection, sandbox_error, {"create": Call(draw, adapt=adapt)})
 
 
 def _wrap_sandbox(real: Sandbox, injection: Injection, count_turns: CountTurns) -> Sandbox:
-    name, grading = real.spec.name, real.spec.network == "none"
+    name, grading = real.spec.known_as, real.spec.network == "none"
     sandbox = LosableSandbox(real, injection, None if grading else count_turns)
     pending = injection.pending.pop(name, None)
 
@@ -247,7 +247,7 @@ class LosableSandbox(ForwardingSandbox):
         """Return the death after a turn that is planned for this attempt."""
         if self._count_turns is None:
             return None
-        rollout_id, attempt = parse_attempt(self.spec.name)
+        rollout_id, attempt = parse_attempt(self.spec.known_as)
         deaths = self._injection.plan.foresee("turn", rollout_id, attempt, what="death")
         return deaths[min(deaths)] if deaths else None
 
@@ -271,7 +271,7 @@ class LosableSandbox(ForwardingSandbox):
 
     async def _wait_for_death(self, fault: Fault) -> None:
         if fault.where == "turn" and self._count_turns is not None:
-            while await self._count_turns(self.spec.name) < fault.k:
+            while await self._count_turns(self.spec.known_as) < fault.k:
                 await asyncio.sleep(POLL_S)
         await asyncio.sleep(fault.seconds)
 

@@ -35,7 +35,7 @@ class FaultyToolsHarness:
 
     async def run(self, sandbox: Sandbox, context: HarnessContext) -> HarnessResult:
         """Run the agent; with failing tools if any fault is planned for this attempt."""
-        rollout_id, attempt = parse_attempt(sandbox.spec.name)
+        rollout_id, attempt = parse_attempt(sandbox.spec.known_as)
         faults = self._injection.plan.foresee("tool", rollout_id, attempt)
         if faults:
             start = next(each for each in self._real.mounts() if Path(each).stem == "__main__")

@@ -159,9 +159,9 @@ class SandboxGrader:
         if patch.refused:
             return make_verdict(task, VerdictKind.UNSOLVED, patch.refused)
         try:
-            verdict = await self._run_judge(task, patch, deadline_s, files or {})
+            verdict = await self._run_judge(task, patch, name, deadline_s, files or {})
         except _DOUBTFUL:  # the tests run the agent's code, so it may be the cause
-            verdict = await self._find_cause(task, patch, deadline_s, files or {})
+            verdict = await self._find_cause(task, patch, name, deadline_s, files or {})
         except _FAILURES as error:
             verdict = make_verdict(task, VerdictKind.INFRA, f"{type(error).__name__}: {error}")
         return replace(verdict, duration_s=time.monotonic() - started)
@@ -170,6 +170,7 @@ class SandboxGrader:
         self,
         task: Task,
         patch: Patch,
+        name: str,
         deadline_s: float,
         files: Mapping[str, bytes],
     ) -> Verdict:
@@ -178,14 +179,14 @@ class SandboxGrader:
         does to the grading.
         """
         try:
-            return await self._run_judge(task, patch, deadline_s, files)
+            return await self._run_judge(task, patch, f"{name}-again", deadline_s, files)
         except (PluginFailedError, OversizedError, KilledError) as error:
             reason = str(error)
         except _FAILURES as error:
             return make_verdict(task, VerdictKind.INFRA, f"{type(error).__name__}: {error}")
         reference = decode_patch(task.gold_patch, {})
         try:
-            control = await self._run_judge(task, reference, deadline_s, files)
+            control = await self._run_judge(task, reference, f"{name}-control", deadline_s, files)
         except (*_DOUBTFUL, *_FAILURES) as error:
             reason = f"{reason}; and so without this patch: {type(error).__name__}: {error}"
             return make_verdict(task, VerdictKind.INFRA, reason)
@@ -199,6 +200,7 @@ class SandboxGrader:
         self,
         task: Task,
         patch: Patch,
+        name: str,
         deadline_s: float,
         files: Mapping[str, bytes],
     ) -> Verdict:
@@ -221,6 +223,7 @@ class SandboxGrader:
             change=change,
             image=task.image,
             workdir=task.workdir,
+            purpose=name,
         )
         try:
             async with open_sandbox(self._backend, spec) as sandbox:

@@ -97,9 +97,11 @@ class TroubledBackend:
 
     trouble: Callable[[int, bool], Trouble | None]
     names: list[str] = field(default_factory=list)
+    purposes: list[str] = field(default_factory=list)
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         self.names.append(spec.name)
+        self.purposes.append(spec.known_as)
         return cast(Sandbox, PlainSandbox(spec, len(self.names) - 1, self.trouble))
 
 
@@ -186,7 +188,8 @@ async def test_trouble_that_comes_once_costs_a_second_run(
     backend = TroubledBackend(lambda number, _reads: None if number else trouble)
     verdict = await grade(base, kind, backend)
     assert (verdict.kind, len(backend.names)) == (SOLVED, 2), verdict
-    assert len({len(name) for name in {*backend.names}}) == 1, "no name says which it is"
+    assert backend.purposes == ["g", "g-again"], "what a fault plan and a diagnosis go by"
+    assert not any("g-" in name[7:] or "again" in name for name in backend.names), "not inside"
 
 
 OWN = {name: each for name, each in DOUBTFUL.items() if name != "had no processor"}
