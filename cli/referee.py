@@ -24,7 +24,7 @@ RUN_EXAMPLES = examples(
     "agentrl referee run my_gateway.py --wire chat --only edits,retries",
 )
 EXPLAIN_EXAMPLES = examples("agentrl referee explain out.json edit_command --wire chat")
-WIRE_NAMES = ("anthropic", "chat", "responses")
+WIRE_NAMES = ("anthropic", "chat", "responses", "google")
 
 
 @app.command("run", epilog=RUN_EXAMPLES)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.programs import describe_changes, find_package, newest_cases, write_rows
-from tests.runners.rollouts.harnesses.program_table import CASES, HEAD, Case, Row
+from runners.observe.adviser.rollouts import PROGRAMS_WITHOUT_EDITS
+from tests.programs import PAGE, describe_changes, find_package, newest_cases, write_rows
+from tests.runners.rollouts.harnesses.program_table import CASES, COLUMNS, HEAD, Case, Row
 
 PI = next(case for case in CASES if case.program == "pi")
 ROW = Row(PI, "policy.finished", 37, 37, branches_right=True, breaks=0, edits=0, prompt_kb=5)
@@ -32,6 +33,13 @@ def test_a_new_version_is_tried_in_the_scenarios_of_the_last_one() -> None:
     found = list(newest_cases(cases, newest.__getitem__))
     assert {(case.program, case.version) for case in found} == {("claude_code", "9.0.0")}
     assert len({case.scenario for case in found}) == len(found)
+
+
+def test_the_alarm_for_edits_knows_the_programs_that_make_none_in_the_table() -> None:
+    rows = [line.split(" | ") for line in PAGE.read_text().splitlines() if " | odd | " in line]
+    edits = {row[0].removeprefix("| "): row[COLUMNS.index("edits")] for row in rows}
+    presets = {name for name, number in edits.items() if number == "0"}
+    assert presets | {"native"} == set(PROGRAMS_WITHOUT_EDITS)
 
 
 def test_a_page_gets_the_rows_that_ran_and_keeps_the_others_and_the_date_is_new() -> None:

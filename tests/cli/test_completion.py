@@ -160,7 +160,20 @@ def test_no_line_is_an_error(line: str, offered: Callable[[str], list[str]]) -> 
 
 
 def test_every_value_is_completed_or_known_to_be_a_path_or_free() -> None:
-    free = {*("DIR", "FILE", "GLOB", "N", "N|N-M", "OUT", "PATH", "TURN", "URL", "WORDS", "X")}
+    free = {
+        "ADAPTER",
+        "DIR",
+        "FILE",
+        "GLOB",
+        "N",
+        "N|N-M",
+        "OUT",
+        "PATH",
+        "TURN",
+        "URL",
+        "WORDS",
+        "X",
+    }
 
     def values(command: dict[str, Any]) -> Iterator[str]:
         yield from command["arguments"]

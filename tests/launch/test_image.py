@@ -14,6 +14,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from launch.requirements import OWN
+
 ROOT = Path(__file__).parents[2]
 IMAGE = ROOT / "launch" / "image"
 PYTHON, PLATFORM = "3.12", "x86_64-manylinux_2_40"
@@ -55,11 +57,11 @@ def test_the_image_has_what_our_requirements_require_themselves() -> None:
     the test also runs with the image's versions, of all.
     """
     pins, faults = read_image(), []
-    waiting: list[tuple[str, frozenset[str]]] = [("agentrl", frozenset())]
+    waiting: list[tuple[str, frozenset[str]]] = [(OWN, frozenset())]
     seen = set(waiting)
     for name, extras in waiting:
         installed = distribution(name)
-        known = name == "agentrl" or pins.get(name) == Version(installed.version)
+        known = name == OWN or pins.get(name) == Version(installed.version)
         for line in installed.requires or ():
             needed = Requirement(line)
             marker = needed.marker

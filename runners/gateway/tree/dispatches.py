@@ -4,9 +4,10 @@ call comes back as a message of the user that opens a conversation.
 Any call can start one: an agent may be offered as a tool of any name. A text may come back within a
 longer one, if its tool is known to start sub-agents, or if the new conversation has tools: programs
 also ask whether a command is safe before they run it. A call is out of the question once its result
-has come back. The policy writes these texts, and could repeat in one what its own program will send
-later: so a conversation under the system prompt and with the tools of the caller is never taken for
-that of a sub-agent, and only what stands before anything that was sampled is looked at.
+has come back, unless its tool is known and no sub-agent has asked before: the program then runs it
+in the background. The policy writes these texts, and could repeat in one what its own program will
+send later: so a conversation under the system prompt and with the tools of the caller is never
+taken for that of a sub-agent, and only what stands before anything that was sampled is looked at.
 """
 
 from __future__ import annotations
@@ -75,6 +76,8 @@ class Dispatches:
         """By call id, oldest first."""
         self._by_text: dict[str, dict[str, Dispatch]] = {}
         """By text, then as above."""
+        self._in_background: dict[str, Dispatch] = {}
+        """Calls of known tools whose results came back before a sub-agent asked; the latest."""
 
     def add(
         self,
@@ -96,8 +99,14 @@ class Dispatches:
     def remove_answered(self, pieces: Iterable[Piece]) -> None:
         """Remove the calls whose results are among some pieces of a request."""
         for piece in pieces:
-            if piece.kind == "tool_result":
-                self._remove(piece.tool_id)
+            dispatch = self._waiting.get(piece.tool_id) if piece.kind == "tool_result" else None
+            if dispatch is None:
+                continue
+            self._remove(piece.tool_id)
+            if dispatch.is_known and not dispatch.started:
+                self._in_background[piece.tool_id] = dispatch
+                if len(self._in_background) > MAX_KNOWN:
+                    del self._in_background[next(iter(self._in_background))]
 
     def find(
         self,
@@ -122,7 +131,8 @@ class Dispatches:
     def has_ended(self, thread: str) -> bool:
         """Return whether the call that started a sub-agent has its result."""
         call_id = thread.removeprefix(CALL_THREAD).partition(":")[0]
-        return thread.startswith(CALL_THREAD) and call_id not in self._waiting
+        goes_on = call_id in self._waiting or call_id in self._in_background
+        return thread.startswith(CALL_THREAD) and not goes_on
 
     def may_start(self, request: TurnRequest, system_prompt: bytes | None) -> bool:
         """Return whether a tool that is known to start sub-agents may have started this one."""
@@ -135,7 +145,10 @@ class Dispatches:
         whole = [
             (dispatch, text)
             for text in asked
-            for dispatch in islice(self._by_text.get(text, {}).values(), MAX_SEARCHED)
+            for dispatch in (
+                *islice(self._by_text.get(text, {}).values(), MAX_SEARCHED),
+                *(each for each in self._in_background.values() if text in each.texts),
+            )
         ]
         if whole:
             return whole

@@ -18,8 +18,13 @@ _RETRIES = 0.5
 _MISSED = 0.05
 """Share of turns beyond the window: a summary that fails once costs a few."""
 
-PROGRAMS_WITHOUT_EDITS = ("native", "claude_code", "codex", "mini_swe_agent")
-"""Kinds of ``harness`` in whose recorded sessions every answer comes back as it was sent."""
+PROGRAMS_WITHOUT_EDITS = (
+    *("native", "claude_code", "codex", "mini_swe_agent", "claude_agent_sdk", "qwen_code", "pi"),
+    *("gemini_cli", "continue", "cline", "kilo"),
+)
+"""Kinds of ``harness``, and names of those that a command starts, that change no answer by
+themselves in the table of docs/agents.md.
+"""
 
 _LIMITS: Mapping[str, str] = {
     OutcomeCode.BUDGET_TURNS: "harness.max_turns",
@@ -97,7 +102,8 @@ def find_edits(history: History) -> Alarm | None:
             f"agent program changed {edits:,} answers",
             "raise fanout.max_segments; agentrl rollouts RUN --kind edit shows what was changed",
         )
-    program = history.key("harness.kind")
+    kind = history.key("harness.kind")
+    program = history.key("harness.name") if kind == "command" else kind
     if edits and program in PROGRAMS_WITHOUT_EDITS:
         return Alarm(
             "edited_history",

@@ -55,6 +55,18 @@ class Runner:
     """Names of folders that it runs programs from."""
 
 
+_MAKE = Runner(frozenset({"make", "gmake"}), re.compile(r"^(GNUm|[Mm])akefile(\.\w+)?$|\.mk$"))
+_CMAKE = Runner(
+    frozenset({"ctest", "cmake", "ninja", "meson"}),
+    re.compile(
+        r"^(CMakeLists\.txt|CTest\w*\.(cmake|txt)|CMake(User)?Presets\.json|meson\.build"
+        r"|meson(_options\.txt|\.options)|build\.ninja)$|\.cmake$"
+    ),
+    frozenset({"CMakeFiles"}),
+)
+_BUILDERS = (_MAKE, _CMAKE)
+_BUILT = (".o", ".obj", ".a", ".so", ".lo", ".d", ".exe")
+"""Ends of what is built: newer than its source, it is not built again."""
 _RUNNERS = (
     Runner(frozenset({"tox", "nox", "hatch"}), re.compile(r"^(tox\.ini|noxfile\.py|hatch\.toml)$")),
     Runner(
@@ -69,18 +81,12 @@ _RUNNERS = (
         ),
         frozenset({"node_modules"}),
     ),
-    Runner(frozenset({"make", "gmake"}), re.compile(r"^(GNUm|[Mm])akefile(\.\w+)?$|\.mk$")),
-    Runner(
-        frozenset({"ctest", "cmake", "ninja", "meson"}),
-        re.compile(
-            r"^(CMakeLists\.txt|CTest\w*\.(cmake|txt)|CMake(User)?Presets\.json|meson\.build"
-            r"|meson(_options\.txt|\.options)|build\.ninja)$|\.cmake$"
-        ),
-    ),
+    _MAKE,
+    _CMAKE,
     Runner(
         frozenset({"cargo", "rustc"}),
         re.compile(r"^(Cargo\.toml|rust-toolchain(\.toml)?|nextest\.toml)$"),
-        frozenset({".cargo", ".config"}),
+        frozenset({".cargo", ".config", "target"}),
     ),
     Runner(frozenset({"go", "gotestsum"}), re.compile(r"^go\.(mod|sum|work)$")),
     Runner(
@@ -133,6 +139,11 @@ class CommandFiles:
             if more == texts:
                 break
             texts = more
+        self._products: set[str] = set()
+        """Words of a Makefile: a new file of that name is a target that is not made any more."""
+        if _MAKE in self._runners:
+            products = {self._inside(word) for word in words} - {""}
+            self._products = {f"{at}/{each}".lstrip("/") for at in folders for each in products}
         collected = {path for path in files if self._is_collected(path)}
         self._folders = {
             path[: found.end()]
@@ -143,7 +154,7 @@ class CommandFiles:
 
     def role(self, path: str) -> Role:
         """Return the part of a path, which may be a new one."""
-        if self._configures(path):
+        if self._configures(path) or self._replaces_product(path):
             return "setting"
         folders = path.split("/")[:-1]
         is_test = (
@@ -162,10 +173,22 @@ class CommandFiles:
         at = ""
         for part in path.split("/")[:-1]:
             at = f"{at}{part}/"
-            for runner in self._runners:
-                if part in runner.folders and not os.path.lexists(self._repo / at):
-                    return at.rstrip("/")
+            known = any(part in runner.folders for runner in self._runners)
+            if (known or at[:-1] in self._products) and not os.path.lexists(self._repo / at):
+                return at.rstrip("/")
         return path
+
+    def _replaces_product(self, path: str) -> bool:
+        """Return whether a path is new, and in the place of what is built."""
+        if os.path.lexists(self._repo / path):
+            return False
+        if path.endswith(_BUILT) and any(runner in _BUILDERS for runner in self._runners):
+            return True
+        parents = [path[: found.end() - 1] for found in _PARENT.finditer(path)]
+        return any(
+            each in self._products and not os.path.lexists(self._repo / each)
+            for each in (*parents, path)
+        )
 
     def _configures(self, path: str) -> bool:
         parts = path.split("/")

@@ -91,7 +91,12 @@ def find_touched(task: Task, workspace: Path, *, with_new_tests: bool = False) -
         elif with_new_tests or os.path.lexists(task.repo / path):
             tests.add(path)
     free = read_paths(task.gold_patch).all
-    return tuple(sorted({*tests, *(others - free)}))
+    bound = {
+        path
+        for path in others - free
+        if not any(changed.startswith(f"{path}/") for changed in free)  # of a new folder
+    }
+    return tuple(sorted({*tests, *bound}))
 
 
 def find_tampering(task: Task, paths: Iterable[str]) -> set[Role]:

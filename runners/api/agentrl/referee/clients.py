@@ -1,4 +1,4 @@
-"""Clients of three APIs: a neutral request becomes a body, and an answer what the program received.
+"""Clients of four APIs: a neutral request becomes a body, and an answer what the program received.
 
 An API is an entry in ``APIS``: how a request is written, how an answer is read, and how the events
 of a stream make that answer. What cannot be read as programs read it is a GatewayFault.
@@ -36,9 +36,9 @@ SHOWN = 300
 """Characters of an answer that a message quotes."""
 _HEADERS = {"content-type": "application/json", "accept-encoding": "identity"}
 _STOPS = {
-    **dict.fromkeys(("end_turn", "stop_sequence", "stop", "completed"), "stop"),
+    **dict.fromkeys(("end_turn", "stop_sequence", "stop", "completed", "STOP"), "stop"),
     **dict.fromkeys(("tool_use", "tool_calls"), "calls"),
-    **dict.fromkeys(("max_tokens", "length", "max_output_tokens"), "length"),
+    **dict.fromkeys(("max_tokens", "length", "max_output_tokens", "MAX_TOKENS"), "length"),
 }
 
 
@@ -58,6 +58,8 @@ class Api:
     read: Callable[[Any], Message]
     join: Callable[[Sequence[Any]], Any]
     """Makes of a stream's events the body that would have been answered without it."""
+    stream_path: str = ""
+    """Path of streams; "": they are asked for at ``path``, by a member of the body."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +76,10 @@ class HttpClient:
         api = APIS[self.wire]
         # an API refuses an empty list of tools
         body = {key: value for key, value in api.write(request).items() if value != []}
-        if stream:
+        if stream and not api.stream_path:
             body["stream"] = True
-        url = self.url.rstrip("/").removesuffix("/v1") + api.path
+        path = (stream and api.stream_path) or api.path
+        url = self.url.rstrip("/").removesuffix("/v1") + path
         raw = _dump(body, plain=request.plain_json)
         answer, kind = await post(url, raw, self.headers, self.timeout_s)
         if stream and kind != "text/event-stream":
@@ -429,8 +432,86 @@ def _join_responses(events: Sequence[Any]) -> Any:
     raise GatewayFault("the stream ended without response.completed", 200)
 
 
+# --- Google's generateContent ---------------------------------------------------------------------
+
+
+def _write_google(request: ProgramRequest) -> dict[str, Any]:
+    contents: list[dict[str, Any]] = []
+    names = {call.id: call.name for message in request.history for call in message.calls}
+    for message in request.history:
+        if message.role == "system":
+            raise NotOffered("a system message inside of a conversation")
+        parts = _write_parts(message, names.get(message.call_id, message.call_id))
+        role = "model" if message.role == "assistant" else "user"
+        last = contents[-1] if contents else None
+        if last and last["role"] == role and "functionResponse" in {*parts[0], *last["parts"][-1]}:
+            last["parts"] += parts  # results, and what is said beside them, are one content
+        else:
+            contents.append({"role": role, "parts": parts})
+    tools = [_write_tool(tool, "parametersJsonSchema") for tool in request.tools]
+    return {
+        "systemInstruction": {"parts": [{"text": request.system}]},
+        "contents": contents,
+        "tools": [{"functionDeclarations": tools}] if tools else [],
+        "generationConfig": {
+            "maxOutputTokens": MAX_TOKENS,
+            "thinkingConfig": {"includeThoughts": True},
+        },
+    }
+
+
+def _write_parts(message: Message, name: str) -> list[dict[str, Any]]:
+    """Return the parts of a content; ``name``: of the call that a result answers."""
+    parts: list[dict[str, Any]] = [{"text": text} for text in message.texts]
+    if message.role == "tool":
+        response = {"id": message.call_id, "name": name, "response": {"output": message.text}}
+        parts = [{"functionResponse": response}]
+    if message.image:
+        parts.append({"inlineData": {"mimeType": "image/png", "data": PIXEL}})
+    if message.thought:
+        parts.insert(0, {"text": message.thought, "thought": True})
+    for call in message.calls:
+        if not isinstance(call.arguments, dict):
+            raise NotOffered("arguments that are no object")
+        made = {"id": call.id, "name": call.name, "args": call.arguments}
+        parts.append({"functionCall": made, "thoughtSignature": "c2ln"})
+    return parts or [{"text": ""}]
+
+
+def _read_google(body: Any) -> Message:
+    candidate = body["candidates"][0]
+    texts, calls, thought = [], [], ""
+    for part in candidate["content"]["parts"]:
+        if call := part.get("functionCall"):
+            calls.append(_read_call(call["name"], call["args"], call["id"]))
+        elif part.get("thought"):
+            thought += _text(part["text"])
+        elif part["text"]:
+            texts.append(_text(part["text"]))
+    stop = candidate["finishReason"]
+    return _answer(texts, calls, thought, "tool_calls" if calls and stop == "STOP" else stop)
+
+
+def _join_google(events: Sequence[Any]) -> Any:
+    parts: list[Any] = []
+    for event in events:
+        if event.get("error"):
+            return event
+        candidate = event["candidates"][0]
+        parts += candidate.get("content", {}).get("parts", ())
+        if reason := candidate.get("finishReason"):
+            return {"candidates": [{"content": {"parts": parts}, "finishReason": reason}]}
+    raise GatewayFault("the stream ended without a finishReason", 200)
+
+
+_GOOGLE = f"/v1beta/models/{MODEL}:"
+
 APIS: Mapping[str, Api] = {
     "anthropic": Api("/v1/messages", _write_messages, _read_message, _join_messages),
     "chat": Api("/v1/chat/completions", _write_chat, _read_chat, _join_chat),
     "responses": Api("/v1/responses", _write_responses, _read_response, _join_responses),
+    "google": Api(
+        *(f"{_GOOGLE}generateContent", _write_google, _read_google, _join_google),
+        stream_path=f"{_GOOGLE}streamGenerateContent?alt=sse",
+    ),
 }

@@ -28,7 +28,7 @@ async def test_our_gateway_is_clean_in_the_scenarios_of_every_day(
 ) -> None:
     cells, ended = await judge_own(tmp_path / "run", [scenarios[name] for name in FEW])
     assert not ended
-    assert len(cells) == 3 * len(FEW)
+    assert len(cells) == 4 * len(FEW)
     check(cells)
     assert {cell.state for cell in cells} == {"clean"}
 

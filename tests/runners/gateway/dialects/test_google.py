@@ -123,6 +123,19 @@ def test_results_without_ids_are_those_of_the_calls_of_their_names_in_their_orde
     assert {piece.tool_id for piece in later}.isdisjoint(calls), "no two turns share an id"
 
 
+def test_many_calls_of_one_name_keep_their_results_and_nested_parts_are_one_result() -> None:
+    many = 3000
+    said = {"role": "model", "parts": [call("f")] * many}
+    nested: Block = {"text": "inner"}
+    for _ in range(30):
+        nested = {"functionResponse": {"name": "f", "response": {"output": "x"}, "parts": [nested]}}
+    answers = {"parts": [*[result("f", "x")] * (many - 1), nested]}
+    pieces = parse(contents=[said, answers], tools=2 * [{"functionDeclarations": [{"name": "f"}]}])
+    calls = [piece.tool_id for piece in pieces.pieces if piece.kind == "tool_call"]
+    assert calls == [piece.tool_id for piece in pieces.pieces if piece.kind == "tool_result"]
+    assert len(set(calls)) == many
+
+
 @pytest.mark.parametrize(
     ("response", "text"),
     [

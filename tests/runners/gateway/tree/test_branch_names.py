@@ -157,6 +157,23 @@ def test_two_calls_with_one_task_start_two_sub_agents(parts: Parts) -> None:
     assert [turn.thread for turn in gateway.turns] == ["main", "call:d1", "call:d1", "call:d2"]
 
 
+@pytest.mark.parametrize(("tool", "thread"), [("agent", "call:d1"), ("explorer", "main")])
+def test_a_sub_agent_of_a_known_tool_may_ask_after_the_result_of_its_call(
+    tool: str, thread: str, parts: Parts
+) -> None:
+    """Qwen Code runs sub-agents in the background: the result says that it was launched."""
+    gateway, opening = PlacingGateway(*parts), [EXPLORER, user("look")]
+    sent = dispatch(1, "look", tool)
+    gateway.ask(request(MAIN), sent)
+    launched = going_on(MAIN, sent)
+    gateway.ask(request(launched), BASH)
+    first = gateway.ask(request(opening), text="found")
+    assert gateway.turns[2].thread == thread
+    assert gateway.ask(request(opening), text="never said") == first, "a retry"
+    gateway.ask(request(going_on(launched, BASH)), text="done")
+    assert gateway.turns[3].thread == "main"
+
+
 def test_a_task_that_is_sent_again_is_answered_anew(parts: Parts) -> None:
     gateway, opening = PlacingGateway(*parts), [EXPLORER, user("look")]
     gateway.ask(request(MAIN), dispatch(1, "look"))

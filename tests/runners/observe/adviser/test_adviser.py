@@ -174,16 +174,22 @@ def test_no_history_makes_the_adviser_fail(steps: list[StepFacts]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "dropped", "is_ill"),
-    [("claude_code", 0, True), ("command", 0, False), ("command", 1, True)],
+    ("harness", "dropped", "is_ill"),
+    [
+        ({"kind": "claude_code"}, 0, True),
+        ({"kind": "command", "name": "pi"}, 0, True),
+        ({"kind": "command", "name": "mine"}, 0, False),
+        ({"kind": "command", "name": "mine"}, 1, True),
+        ({"kind": "custom"}, 0, False),
+    ],
 )
 def test_changed_answers_are_an_alarm_where_nobody_changes_them_or_the_cap_drops_others(
-    program: str, dropped: int, is_ill: bool
+    harness: dict[str, str], dropped: int, is_ill: bool
 ) -> None:
     def history(edits: int) -> History:
         figures = {"rollout/edits": edits, "fanout/dropped_many": dropped}
         step = StepFacts(1, figures, {OutcomeCode.POLICY_FINISHED: 20})
-        return History({"harness": {"kind": program}}, [step])
+        return History({"harness": harness}, [step])
 
     assert ("edited_history" in seen(history(1))) == is_ill
     assert "edited_history" not in seen(history(0))

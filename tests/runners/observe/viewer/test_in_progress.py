@@ -26,7 +26,7 @@ from runners.observe.viewer.search_index import SearchIndex
 from runners.records.ids import parse_session_id, write_owner
 from runners.records.outcome import Outcome, OutcomeCode, Stage
 from runners.records.store.run_state import State
-from runners.records.store.run_store import RunStore
+from runners.records.store.run_store import STORE_FILE, RunStore
 from tests.fakes.records import LOST, a_rollout, a_turn, branched_turns
 
 HERE = "train-000004-001-0"
@@ -125,7 +125,8 @@ def test_a_run_that_is_over_works_on_nothing_and_its_lost_turns_can_be_read(
 def test_a_run_whose_driver_died_works_on_nothing_though_nothing_is_written(
     live: RunStore, run_dir: Path
 ) -> None:
-    driver = psutil.Popen(["sleep", "600"])
+    with (run_dir / STORE_FILE).open() as store:  # which a driver has open
+        driver = psutil.Popen(["sleep", "600"], stdin=store)
     live.database.execute(
         "UPDATE run SET pid = ?, pid_started_at = ?", (driver.pid, driver.create_time())
     )

@@ -36,6 +36,8 @@ DEADLINE_S = 300.0
 """Of an attempt: programs of 400 MB start on a busy machine."""
 SHOWN = 800
 """Characters of the last prompt that explain why nothing was edited."""
+ASKS_FOR_TITLE = "Generate a title for this conversation"
+"""Of opencode, beside its first request."""
 REPORT = say("it subtracts")
 SUMMARY = say("<summary>add in a.py subtracts</summary>")
 DONE = say("done")
@@ -120,7 +122,8 @@ async def try_case(case: Case, backend: SandboxBackend, place: Path) -> Row:
     """Let the program work; raises ProgramError if it cannot be installed."""
     config = compose(list(case.lines))
     await asyncio.to_thread(install_harness, config.harness)
-    scripts = {MAIN: list(case.script)} | ({TASK: list(case.sub)} if case.sub else {})
+    scripts = {MAIN: case.script, ASKS_FOR_TITLE: (say("A title"),)}
+    scripts |= {TASK: case.sub} if case.sub else {}
     async with SeveralThreads(scripts) as engine:
         engine.always = Completion(DONE)
         program = RealProgram(config, backend, engine, place)
@@ -237,14 +240,12 @@ def odd(tool: str, **arguments: Any) -> tuple[str, ...]:
     )
 
 
-def program(
-    name: str, tool: str, *, before: tuple[str, ...] = (), last: str = DONE, **arguments: Any
-) -> list[Case]:
+def program(name: str, tool: str, *, last: str = DONE, **arguments: Any) -> list[Case]:
     """Return the cases of a program that fixes the file by one call of a tool."""
     lines, fix = (f"harness={name}",), call(tool, **arguments)
     return [
-        Case(name, "linear", lines, (*before, fix, last)),
-        Case(name, "odd", lines, (*before, *odd(tool, **arguments), last)),
+        Case(name, "linear", lines, (fix, last)),
+        Case(name, "odd", lines, (*odd(tool, **arguments), last)),
     ]
 
 
@@ -264,11 +265,12 @@ AIDER = say(
     "a.py\n```python\n<<<<<<< SEARCH\n    return a - b\n=======\n    return a + b\n"
     ">>>>>>> REPLACE\n```\n"
 )
-TITLE = say("A title")
 FIX_IT = call("bash", command=SED)
 SUBMIT = call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo fixed")
 MINI = program("mini_swe_agent", "bash", last=SUBMIT, command=SED)
-OPENCODE = program("opencode", "bash", before=(TITLE,), command=SED, description="Fix")
+OPENCODE = program("opencode", "bash", command=SED, description="Fix")
+KILO = program("kilo", "bash", command=SED, description="Fix")
+GOOSE = program("goose", "shell", command=SED)
 QWEN = program("qwen_code", "run_shell_command", command=UNSEEN, is_background=False)
 GEMINI = program("gemini_cli", "run_shell_command", command=SED, description="Fix")
 SDK = program("claude_agent_sdk", "Bash", command=SED, description="Fix")
@@ -276,9 +278,24 @@ CLINE = program("cline", "run_commands", commands=[SED])
 FINISH = call("finish", message="Done.")
 OPENHANDS: dict[str, Any] = {"command": SED, "security_risk": "LOW", "summary": "Fix"}
 OTHERS = [
-    *MINI,
-    *OPENCODE,
+    MINI[0],
+    replace(
+        MINI[1],
+        lines=(*MINI[1].lines, "harness.max_tokens=4096"),
+        chains=(("wipe", MAIN), ("final", MAIN)),
+        breaks=1,
+        note="leaves out an answer that calls a tool which does not exist",
+    ),
+    OPENCODE[0],
+    replace(
+        OPENCODE[1],
+        chains=(("edit", MAIN), ("final", MAIN)),
+        edits=1,
+        note="renames a call of a tool that does not exist",
+    ),
     with_sub(OPENCODE[0], sent_by("task", "general")),
+    *KILO,
+    with_sub(KILO[0], sent_by("task", "general")),
     *QWEN,
     with_sub(QWEN[0], sent_by("agent", "general-purpose")),
     *GEMINI,
@@ -289,6 +306,20 @@ OTHERS = [
     *program("pi", "bash", command=SED),
     *program("continue", "Bash", command=SED),
     *program("openhands", "terminal", last=FINISH, **OPENHANDS),
+    replace(
+        GOOSE[0],
+        chains=(("wipe", MAIN), ("final", MAIN)),
+        breaks=1,
+        note="takes the time out of the last message and puts it into the next: "
+        "each turn is a chain of its own",
+    ),
+    replace(
+        GOOSE[1],
+        chains=(("wipe", MAIN), ("edit", MAIN), ("edit", MAIN), ("final", MAIN)),
+        breaks=1,
+        edits=2,
+        note="the same; writes calls that it refuses as text",
+    ),
     *SDK,
     with_sub(SDK[0], sent_by("Agent", "scout")),
     *CLINE,
@@ -298,11 +329,11 @@ OTHERS = [
 
 CLIENTS = Path(__file__).parent / "clients"
 PACKAGES = {
-    "openai": "3.54.0",
-    "anthropic": "2.12.0",
+    "openai": "3.57.0",
+    "anthropic": "2.14.0",
     "openai-agents": "0.24.0",
     "smolagents": "1.26.0",
-    "litellm": "1.83.0",
+    "litellm": "1.110.2",
 }
 """Packages of the clients, with the versions that are tried."""
 INSTALL = "python3 -m venv . && ./bin/pip install --quiet --disable-pip-version-check " + " ".join(
@@ -353,9 +384,9 @@ SDKS = [
     client("anthropic_tool_runner", "anthropic", FIX_IT, DONE),
     replace(
         client("smolagents_calls", "smolagents", FIX_IT, call("final_answer", answer="done")),
-        chains=(("final", MAIN), ("wipe", MAIN)),
+        chains=(("edit", MAIN), ("final", MAIN)),
         note="sends its own calls back as plain text: each turn is a chain of its own",
-        breaks=1,
+        edits=1,
     ),
     client("litellm_completion", "litellm", FIX_IT, DONE),
 ]

@@ -78,6 +78,12 @@ CASES = {
         {"str.c": "int x;\n", "eval.c": "int y;\n"},
         ("test_more.c",),
     ),
+    "make, with what is built": Case(
+        "make check",
+        {"Makefile": "check: runner\n\t./runner\nrunner: str.c main.c\n", "str.c": ""},
+        {"check": "", "runner": "#!/bin/sh\n", "str.o": "x", "check/x": ""},
+        {"str.c": "int x;\n", "lib/new.c": "int y;\n"},
+    ),
     "npm": Case(
         "npm test",
         {
