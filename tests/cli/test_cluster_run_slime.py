@@ -82,7 +82,7 @@ def test_rollouts_metrics_and_status_come_back_and_a_killed_job_repeats_nothing(
     log = run_dir / "store.sqlite-wal"
     assert not log.exists() or not log.stat().st_size, "any machine can open it now"
     gateway = json.loads((run_dir / "gateway.json").read_text())
-    assert set(gateway) == {"url", "public_url", "node", "since"}
+    assert set(gateway) == {"url", "urls", "public_url", "node", "since"}
     cluster.no_file_holds_the_secret()
 
     again = agentrl("run", "--resume", str(run_dir))

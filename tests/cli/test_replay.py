@@ -71,15 +71,15 @@ def test_a_version_that_loses_signal_has_exit_code_1(agentrl: Agentrl, tmp_path:
     shown = " ".join(cut.stdout.split())
     assert "requests that differ missing 1" in shown
     assert re.search(r"training signal [1-9]\d* of \d+ tokens lost", shown)
-    other = agentrl("check", "harness=codex@0.169.0", "--against", run)
+    other = agentrl("check", "harness=codex@0.171.0", "--against", run)
     assert other.code == 2
     assert "recorded with harness=native, not harness=codex" in other.stderr
 
 
 @pytest.mark.agents
 def test_a_version_alone_is_compared_with_the_recording_that_comes_along(agentrl: Agentrl) -> None:
-    install_or_skip(compose(["harness=codex@0.169.0"]).harness)
-    same = agentrl("check", "harness=codex@0.169.0", "--json")
+    install_or_skip(compose(["harness=codex@0.171.0"]).harness)
+    same = agentrl("check", "harness=codex@0.171.0", "--json")
     found = json.loads(same.stdout)
     assert (same.code, found["changes"], found["signal"]["lost"]) == (0, {}, 0)
-    assert found["versions"] == ["0.169.0"]
+    assert found["versions"] == ["0.171.0"]

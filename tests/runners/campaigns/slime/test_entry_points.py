@@ -120,7 +120,7 @@ async def test_a_step_that_slime_trains_on_is_recorded_with_its_metrics(job: Job
 async def test_the_gateway_s_address_is_published_without_its_key(job: Job) -> None:
     await job.roll_out(45)
     gateway = json.loads((job.run_dir / "gateway.json").read_text())
-    assert set(gateway) == {"url", "public_url", "node", "since"}
+    assert set(gateway) == {"url", "urls", "public_url", "node", "since"}
     assert gateway["node"] == socket.gethostname()
     url = f"{gateway['url']}/admin/sessions"
     async with aiohttp.ClientSession() as client, client.post(url, json={}) as reply:

@@ -91,6 +91,7 @@ def isolated(root: Path) -> LocalBackend:
         ("timeout", "Error: TimeoutError"),
         ("disk_full", "Error: No space left on device"),
         ("garbage", "\ufffd\ufffd\0{not json"),
+        ("hostile", "Error: {} {0} {name} %s"),
         ("delay", "def add"),
     ],
 )
@@ -108,16 +109,12 @@ async def test_a_tool_also_fails_in_an_isolated_sandbox(parts: RunParts) -> None
     assert (result.code, texts) == (OutcomeCode.POLICY_FINISHED, ["Error: injected"])
 
 
-@pytest.mark.parametrize("what", ["exception", "hostile"])
 async def test_a_tool_that_crashes_the_agent_is_an_infrastructure_failure(
-    parts: RunParts, what: FaultKind
+    parts: RunParts,
 ) -> None:
-    result, texts = await run_agent(parts, make_plan("tool", what, k=1))
-    # a hostile one may also print what no JSON parser accepts
-    assert result.code in (OutcomeCode.INFRA_HARNESS, OutcomeCode.INFRA_GATEWAY)
-    assert result.code is OutcomeCode.INFRA_HARNESS or what == "hostile"
-    assert texts == []
-    assert parts.injected() == [("tool", what, ROLLOUT, 1)]
+    result, texts = await run_agent(parts, make_plan("tool", "exception", k=1))
+    assert (result.code, texts) == (OutcomeCode.INFRA_HARNESS, [])
+    assert parts.injected() == [("tool", "exception", ROLLOUT, 1)]
 
 
 async def test_a_tool_that_hangs_ends_at_the_agent_s_deadline(parts: RunParts) -> None:

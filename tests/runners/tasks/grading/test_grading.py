@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 
-from runners.sandboxes.contract import CommandResult, Sandbox, SandboxError, SandboxSpec
+from runners.sandboxes.contract import (
+    CommandResult,
+    KilledError,
+    Sandbox,
+    SandboxError,
+    SandboxSpec,
+)
 from runners.sandboxes.local.backend import LocalBackend
 from runners.sandboxes.tree import copy_tree
 from runners.tasks.contract import Task, Verdict, VerdictKind, make_refused_patch
@@ -230,16 +236,15 @@ def test_a_test_runner_that_did_not_start_is_infra(task: Task) -> None:
 
 
 def test_lines_without_the_nonce_are_ignored(task: Task) -> None:
-    output = b"nonce start\nnonce 1 pass\nother 0 pass\nnonce 0 fail\n"
+    output = b"nonce start\nnonce 1 pass\nother 0 pass\nnonce 0 fail\nnonce end\n"
     verdict = read_verdict(task, "nonce", CommandResult(0, output, b"", 0.1))
-    assert (verdict.fail_to_pass_passed, verdict.pass_to_pass_passed) == (0, 0)
-    assert [test.result for test in verdict.tests] == ["failed", "void"], "its end is not proven"
+    assert (verdict.fail_to_pass_passed, verdict.pass_to_pass_passed) == (0, 1)
+    assert [test.result for test in verdict.tests] == ["failed", "passed"]
 
 
 @pytest.mark.parametrize(
     ("last", "reason"),
     [
-        ("", "the test runner did not reach its end"),
         ("nonce fault TestCase.run was replaced\n", "TestCase.run was replaced"),
         ("nonce end\n", "all tests pass"),
     ],
@@ -251,3 +256,9 @@ def test_results_without_the_runner_s_word_at_the_end_solve_nothing(
     verdict = read_verdict(task, "nonce", CommandResult(0, output, b"", 0.1))
     assert verdict.reason == reason
     assert (verdict.kind is VerdictKind.SOLVED) == (reason == "all tests pass")
+
+
+def test_a_runner_that_did_not_reach_its_end_was_ended(task: Task) -> None:
+    output = b"nonce start\nnonce 0 pass\nnonce 1 pass\nother end\n"
+    with pytest.raises(KilledError, match="did not reach its end"):
+        read_verdict(task, "nonce", CommandResult(0, output, b"", 0.1))
