@@ -6,7 +6,8 @@ are restored, then the judge of the task's kind of grading runs the tests inside
 Invariants: a verdict is ``infra`` only for a failure that the patch cannot have caused, and
 unsolved only for one that it can have caused. Where a run was ended before it told (its sandbox
 killed or full, a plug-in that raised), it is repeated; failing twice, the reference patch in its
-place tells whose fault it is. A run that had no processor is repeated, too, and tells nothing.
+place tells whose fault it is. A patch can make a run look as if it had no processor, so such a run
+is its fault where the reference patch ends well within the time between two of them.
 """
 
 from __future__ import annotations
@@ -160,16 +161,17 @@ class SandboxGrader:
             return make_verdict(task, VerdictKind.UNSOLVED, patch.refused)
         try:
             verdict = await self._run_judge(task, patch, name, deadline_s, files or {})
-        except _DOUBTFUL:  # the tests run the agent's code, so it may be the cause
-            verdict = await self._find_cause(task, patch, name, deadline_s, files or {})
+        except _DOUBTFUL as error:  # the tests run the agent's code, so it may be the cause
+            verdict = await self._find_cause(task, patch, error, name, deadline_s, files or {})
         except _FAILURES as error:
-            verdict = make_verdict(task, VerdictKind.INFRA, f"{type(error).__name__}: {error}")
+            verdict = make_verdict(task, VerdictKind.INFRA, _describe(error))
         return replace(verdict, duration_s=time.monotonic() - started)
 
     async def _find_cause(
         self,
         task: Task,
         patch: Patch,
+        error: Exception,
         name: str,
         deadline_s: float,
         files: Mapping[str, bytes],
@@ -177,24 +179,43 @@ class SandboxGrader:
         """Return the verdict of a second run. If that fails too, return infra where the reference
         patch fails as well, else unsolved: a policy must not escape its grade by what its patch
         does to the grading.
+
+        After a run that had no processor, the reference patch is run before the second run and in
+        half the time, because load comes and goes. Without one there is nothing to compare with:
+        untouched code may fail at once on any machine.
         """
+        obstacle = None
+        if isinstance(error, StarvedError) and task.gold_patch:
+            obstacle = await self._try_reference(task, patch, name, deadline_s / 2, files)
+        elif isinstance(error, StarvedError):
+            obstacle = "there is no reference patch to compare it with"
         try:
             return await self._run_judge(task, patch, f"{name}-again", deadline_s, files)
-        except (PluginFailedError, OversizedError, KilledError) as error:
-            reason = str(error)
-        except _FAILURES as error:
-            return make_verdict(task, VerdictKind.INFRA, f"{type(error).__name__}: {error}")
+        except _DOUBTFUL as again:
+            reason = str(again)
+        except _FAILURES as again:
+            return make_verdict(task, VerdictKind.INFRA, _describe(again))
+        if obstacle is None:
+            obstacle = await self._try_reference(task, patch, name, deadline_s, files)
+        if obstacle:
+            return make_verdict(task, VerdictKind.INFRA, f"{reason}; {obstacle}")
+        return make_verdict(
+            task, VerdictKind.UNSOLVED, f"with this patch, and not without it, {reason}"
+        )
+
+    async def _try_reference(
+        self, task: Task, patch: Patch, name: str, deadline_s: float, files: Mapping[str, bytes]
+    ) -> str:
+        """Return why a run of the reference patch clears the patch; "" if it does not."""
+        if patch.diff == task.gold_patch.encode():
+            return "it is the reference patch"
         reference = decode_patch(task.gold_patch, {})
         try:
             control = await self._run_judge(task, reference, f"{name}-control", deadline_s, files)
         except (*_DOUBTFUL, *_FAILURES) as error:
-            reason = f"{reason}; and so without this patch: {type(error).__name__}: {error}"
-            return make_verdict(task, VerdictKind.INFRA, reason)
-        if control.kind is VerdictKind.INFRA:
-            return make_verdict(task, VerdictKind.INFRA, f"{reason}; {control.reason}")
-        return make_verdict(
-            task, VerdictKind.UNSOLVED, f"with this patch, and not without it, {reason}"
-        )
+            return f"and so without this patch: {_describe(error)}"
+        told = control.kind is not VerdictKind.INFRA and not control.timed_out
+        return "" if told else f"without this patch: {control.reason}"
 
     async def _run_judge(
         self,
@@ -235,6 +256,10 @@ class SandboxGrader:
 
 _REASONS, _REASON_LENGTH = 3, 300
 """Refusals of git that a verdict's reason repeats, and characters of each; its log has them all."""
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 class _DoesNotApplyError(Exception):

@@ -64,10 +64,14 @@ class PlainSandbox:
     number: int
     """Of the sandboxes of its backend, from 0."""
     trouble: Callable[[int, bool], Trouble | None]
+    deadlines: list[float]
     workdir: str = "/testbed"
     gateway_url: str | None = None
 
-    async def run(self, argv: list[str], *, stdin: bytes = b"", **_: Any) -> CommandResult:
+    async def run(
+        self, argv: list[str], *, deadline_s: float, stdin: bytes = b"", **_: Any
+    ) -> CommandResult:
+        self.deadlines.append(deadline_s)
         reads_log = stdin.startswith(b"{")
         trouble = self.trouble(self.number, reads_log)
         if trouble is not None:
@@ -98,11 +102,12 @@ class TroubledBackend:
     trouble: Callable[[int, bool], Trouble | None]
     names: list[str] = field(default_factory=list)
     purposes: list[str] = field(default_factory=list)
+    deadlines: list[float] = field(default_factory=list)
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         self.names.append(spec.name)
         self.purposes.append(spec.known_as)
-        return cast(Sandbox, PlainSandbox(spec, len(self.names) - 1, self.trouble))
+        return cast(Sandbox, PlainSandbox(spec, len(self.names) - 1, self.trouble, self.deadlines))
 
 
 class Asks:
@@ -118,6 +123,7 @@ def script(kind: ParserName, parser: str = "") -> ScriptGrading:
 
 
 PYTEST = json.dumps({"log_parser": "parse_log_pytest"})
+REFERENCE = "the reference patch"
 STATUSES = json.dumps({"a": "PASSED", "b": "PASSED"})
 PLUGIN = json.dumps({"target": f"{__name__}:Asks"})
 GRADINGS: dict[str, Grading] = {
@@ -143,12 +149,20 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Task:
 
 def with_kind(base: Task, kind: str) -> Task:
     names = ("a", "b") if kind == "status_map" else ("t::a", "t::b")
-    return replace(base, fail_to_pass=names[:1], pass_to_pass=names[1:], grading=GRADINGS[kind])
+    return replace(
+        base,
+        fail_to_pass=names[:1],
+        pass_to_pass=names[1:],
+        grading=GRADINGS[kind],
+        gold_patch=REFERENCE,
+    )
 
 
-async def grade(base: Task, kind: str, backend: TroubledBackend) -> Verdict:
+async def grade(
+    base: Task, kind: str, backend: TroubledBackend, patch: bytes = b"another patch"
+) -> Verdict:
     return await SandboxGrader(cast(SandboxBackend, backend)).grade(
-        with_kind(base, kind), patch_of(b""), name="g", deadline_s=9
+        with_kind(base, kind), patch_of(patch), name="g", deadline_s=9
     )
 
 
@@ -180,30 +194,32 @@ async def test_trouble_that_the_reference_patch_has_too_is_no_verdict(
 DOUBTFUL = {name: each for name, each in OURS.items() if name != "was lost"}
 
 
-@pytest.mark.parametrize("trouble", DOUBTFUL.values(), ids=DOUBTFUL)
+CONTROL = {name: 1 if name == "had no processor" else 2 for name in DOUBTFUL}
+"""Number of the run of the reference patch: load comes and goes, so it is between the others."""
+
+
+@pytest.mark.parametrize("name", DOUBTFUL)
 @pytest.mark.parametrize("kind", GRADINGS)
-async def test_trouble_that_comes_once_costs_a_second_run(
-    base: Task, kind: str, trouble: Trouble
-) -> None:
-    backend = TroubledBackend(lambda number, _reads: None if number else trouble)
+async def test_trouble_that_comes_once_costs_a_second_run(base: Task, kind: str, name: str) -> None:
+    backend = TroubledBackend(lambda number, _reads: None if number else DOUBTFUL[name])
     verdict = await grade(base, kind, backend)
-    assert (verdict.kind, len(backend.names)) == (SOLVED, 2), verdict
-    assert backend.purposes == ["g", "g-again"], "what a fault plan and a diagnosis go by"
+    assert verdict.kind is SOLVED, verdict
+    expected = ["g", "g-again"] if CONTROL[name] == 2 else ["g", "g-control", "g-again"]
+    assert backend.purposes == expected, "what a fault plan and a diagnosis go by"
     assert not any("g-" in name[7:] or "again" in name for name in backend.names), "not inside"
 
 
-OWN = {name: each for name, each in DOUBTFUL.items() if name != "had no processor"}
-
-
-@pytest.mark.parametrize("trouble", OWN.values(), ids=OWN)
+@pytest.mark.parametrize("name", DOUBTFUL)
 @pytest.mark.parametrize("kind", GRADINGS)
-async def test_trouble_that_only_the_patch_has_is_its_own(
-    base: Task, kind: str, trouble: Trouble
-) -> None:
-    backend = TroubledBackend(lambda number, _reads: None if number == 2 else trouble)
-    verdict = await grade(base, kind, backend)
+async def test_trouble_that_only_the_patch_has_is_its_own(base: Task, kind: str, name: str) -> None:
+    def trouble(number: int, _reads: bool) -> Trouble | None:
+        return None if number == CONTROL[name] else DOUBTFUL[name]
+
+    verdict = await grade(base, kind, TroubledBackend(trouble))
     assert (verdict.kind, verdict.fail_to_pass_passed) == (UNSOLVED, 0), verdict
     assert verdict.reason.startswith("with this patch, and not without it, ")
+    verdict = await grade(base, kind, TroubledBackend(trouble), REFERENCE.encode())
+    assert verdict.kind is not UNSOLVED, "it is the reference patch"
 
 
 @pytest.mark.parametrize("kind", [kind for kind in GRADINGS if kind != "custom"])
@@ -227,14 +243,19 @@ def test_what_the_policy_makes_late_stays_its_own(
     assert not replace(late(cpu_s, waited_s), cpu_s=None).starved, "nobody measures it"
 
 
-@pytest.mark.parametrize("kind", GRADINGS)
-async def test_a_run_without_a_processor_is_no_verdict_whatever_the_reference_patch_does(
-    base: Task, kind: str
+async def test_a_run_without_a_processor_is_no_verdict_where_the_reference_patch_is_slow_or_absent(
+    base: Task,
 ) -> None:
     starved = OURS["had no processor"]
-    backend = TroubledBackend(lambda number, _reads: None if number == 2 else starved)
-    verdict = await grade(base, kind, backend)
-    assert (verdict.kind, len(backend.names)) == (INFRA, 2), verdict
+    slow = TroubledBackend(lambda number, _: (lambda: late(4.4, 0.1)) if number == 1 else starved)
+    assert (await grade(base, "unittest", slow)).kind is INFRA
+    assert slow.deadlines == [9, 4.5, 9], "the reference patch has half the time"
+    patch = patch_of(b"another patch")
+    absent = TroubledBackend(lambda _number, _reads: starved)
+    grader = SandboxGrader(cast(SandboxBackend, absent))
+    task = replace(with_kind(base, "eval_cmd"), gold_patch="")
+    verdict = await grader.grade(task, patch, name="g", deadline_s=9)
+    assert (verdict.kind, absent.purposes) == (INFRA, ["g", "g-again"]), verdict
 
 
 PARSER_TROUBLE: dict[str, tuple[Trouble, VerdictKind]] = {

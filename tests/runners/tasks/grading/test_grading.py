@@ -179,6 +179,25 @@ async def test_a_loop_is_unsolved_at_the_deadline_and_keeps_what_passed(
     assert verdict.reason == "the tests did not end within 1 s"
 
 
+async def test_a_patch_that_waits_as_if_for_a_disk_is_unsolved(
+    backend: LocalBackend, task: Task, tmp_path: Path
+) -> None:
+    waits = (
+        "import os\nos.mkfifo('/tmp/fifo')\n"
+        "os.posix_spawn('/bin/true', ['true'], {},\n"
+        "    file_actions=[(os.POSIX_SPAWN_OPEN, 0, '/tmp/fifo', os.O_RDONLY, 0)])\n"
+    )
+    workspace = tmp_path / "fixed"
+    copy_tree(task.repo, workspace)
+    (workspace / "calc/add.py").write_text(FIX)
+    gold = diff_workspace(task, workspace).diff.decode()
+    verdict = await grade(
+        backend, replace(task, gold_patch=gold), tmp_path, deadline_s=6, calc__add=waits
+    )
+    assert verdict.kind is VerdictKind.UNSOLVED, verdict
+    assert "had a processor for 0." in verdict.reason, "it slept without one, on an idle machine"
+
+
 async def test_a_patch_that_does_not_apply_is_unsolved(backend: LocalBackend, task: Task) -> None:
     for diff in (
         b"diff --git a/none b/none\n--- a/none\n+++ b/none\n@@ -1 +1 @@\n-x\n+y\n",
