@@ -36,6 +36,12 @@ SESSION, PARENT_SESSION = "x-session-id", "x-parent-session-id"
 names its parent; the main agent's session, which also titles come from, names none.
 """
 
+ATTRIBUTION_HEADERS = (
+    *("x-claude-code-", "x-codex-", "x-openai-", "session-id", "thread-id"),
+    *(SESSION, PARENT_SESSION, "user-agent"),
+)
+"""Beginnings of the headers that are read here; no key is among them."""
+
 
 def read_attribution(
     headers: Mapping[str, str], client_metadata: Mapping[str, Any] | None = None

@@ -84,11 +84,11 @@ class Other(WireModel):
         return "\n".join([f"[{self.kind}]", *texts])
 
 
-_TEXTS = ("title", "source", "text", "stdout", "stderr", "result", "output", "content")
-_CALLS = ("input", "action")
+_TEXTS = ("title", "source", "code", "text", "stdout", "stderr", "result", "output", "content")
+_CALLS = ("input", "action", "args", "response")
 _PARTS = ("content", "output", "results")
-"""Members of content that hold text, those that say what a server was asked for, and those that
-hold more content.
+"""Members of content that hold text, those that say what a server was asked for or has answered,
+and those that hold more content.
 """
 
 MAX_UNKNOWN, MAX_KEY = 16, 64

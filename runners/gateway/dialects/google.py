@@ -12,7 +12,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, ConfigDict, Field, PositiveInt, TypeAdapter, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    TypeAdapter,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
 
 from runners.gateway.conversation import SYSTEM_PROMPT, Piece, Role, TurnRequest
@@ -87,11 +95,37 @@ class _Content(_GoogleModel):
     parts: _Listed[_Part] | None = None
 
 
+_SCHEMAS = ("items", "additionalProperties", "additional_properties")
+_SCHEMA_LISTS = ("anyOf", "any_of", "prefixItems")
+_SCHEMA_MAPS = ("properties", "defs", "$defs")
+_OWN_KEYS = ("nullable", "propertyOrdering", "property_ordering", "example")
+
+
+def to_json_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema of Google's as JSON Schema: types in small letters, null a type."""
+    found = {key: value for key, value in schema.items() if key not in _OWN_KEYS}
+    for key in _SCHEMAS:
+        if isinstance(found.get(key), dict):
+            found[key] = to_json_schema(found[key])
+    for key in _SCHEMA_LISTS:
+        if isinstance(found.get(key), list):
+            found[key] = [to_json_schema(e) if isinstance(e, dict) else e for e in found[key]]
+    for key in _SCHEMA_MAPS:
+        if isinstance(found.get(key), dict):
+            found[key] = {
+                name: to_json_schema(each) if isinstance(each, dict) else each
+                for name, each in found[key].items()
+            }
+    if isinstance(kind := found.get("type"), str):
+        found["type"] = [kind.lower(), "null"] if schema.get("nullable") else kind.lower()
+    return found
+
+
 class _FunctionDeclaration(_GoogleModel):
     name: Name
     description: str | None = None
-    parameters: dict[str, Any] | None = None
-    """In Google's own form of a schema."""
+    parameters: Annotated[dict[str, Any], AfterValidator(to_json_schema)] | None = None
+    """Sent in Google's own form; converted here, as a body that goes on is not validated again."""
     parameters_json_schema: dict[str, Any] | None = None
 
 
@@ -182,7 +216,7 @@ def build_request(
             openai.to_function_tool(
                 function.name,
                 function.description,
-                function.parameters_json_schema or to_json_schema(function.parameters or {}),
+                function.parameters_json_schema or function.parameters,
             )
             for function in functions
         ],
@@ -216,34 +250,6 @@ def _add_system_prompt(
     text = "\n".join(_shown_part(part)[0] for part in content.parts or ())
     prompt = Piece(SYSTEM_PROMPT, "system", "text", text)
     return pieces if prompt.is_empty else pieces.prefixed(prompt)
-
-
-# --- tools ------------------------------------------------------------------------------------
-
-_SCHEMAS = ("items", "additionalProperties", "additional_properties")
-_SCHEMA_LISTS = ("anyOf", "any_of", "prefixItems")
-_SCHEMA_MAPS = ("properties", "defs", "$defs")
-_OWN_KEYS = ("nullable", "propertyOrdering", "property_ordering", "example")
-
-
-def to_json_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema of Google's as JSON Schema: types in small letters, null a type."""
-    found = {key: value for key, value in schema.items() if key not in _OWN_KEYS}
-    for key in _SCHEMAS:
-        if isinstance(found.get(key), dict):
-            found[key] = to_json_schema(found[key])
-    for key in _SCHEMA_LISTS:
-        if isinstance(found.get(key), list):
-            found[key] = [to_json_schema(e) if isinstance(e, dict) else e for e in found[key]]
-    for key in _SCHEMA_MAPS:
-        if isinstance(found.get(key), dict):
-            found[key] = {
-                name: to_json_schema(each) if isinstance(each, dict) else each
-                for name, each in found[key].items()
-            }
-    if isinstance(kind := found.get("type"), str):
-        found["type"] = [kind.lower(), "null"] if schema.get("nullable") else kind.lower()
-    return found
 
 
 # --- contents ---------------------------------------------------------------------------------
@@ -333,8 +339,7 @@ def _shown_part(part: _Part) -> tuple[str, str]:
             if name in _FILES:
                 media_type = value.get("mimeType") or value.get("mime_type") or ""
                 return omission_text(f"{kind} {media_type}"), kind
-            code = {"text": value.get("code")}
-            return Other.model_validate({**code, **value, "type": kind}).shown_text(), kind
+            return Other.model_validate({**value, "type": kind}).shown_text(), kind
     return (omission_text("part"), "part") if part.model_extra else ("", "")
 
 

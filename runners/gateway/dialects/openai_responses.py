@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, LiteralString
 
 from pydantic import BeforeValidator, Field, PositiveInt, TypeAdapter
+from pydantic_core import PydanticCustomError
 
 from runners.gateway.conversation import Piece, Role, TurnRequest
 from runners.gateway.dialects import openai, openai_tools
@@ -160,7 +161,6 @@ class _OtherItem(Other):
         "configuration_update",
         "additional_tools",
         "tool_search_output",
-        "item_reference",
     ]
 
 
@@ -176,14 +176,21 @@ _OF_ASSISTANT = (
 
 def _as_item(item: object) -> object:
     """Return an item with its type, which messages and references may leave out; a reference to a
-    thought is one without its text, as thoughts need not come back.
+    thought is one without its text, as thoughts need not come back. No other can be resolved.
     """
     if not isinstance(item, dict) or item.get("type") not in (None, "item_reference"):
         return item
-    kind = "message" if "role" in item else "item_reference"
-    if kind == "item_reference" and str(item.get("id")).startswith("rs_"):
-        kind = "reasoning"
-    return {**item, "type": kind}
+    if "role" in item:
+        return {**item, "type": "message"}
+    if str(item.get("id")).startswith("rs_"):
+        return {**item, "type": "reasoning"}
+    raise PydanticCustomError("unserved", _NO_REFERENCES)
+
+
+_NO_REFERENCES: LiteralString = (
+    "an item that is only named by its id: nothing is kept here for clients, so send the item "
+    "(clients do with store: false)"
+)
 
 
 def _as_items(content: object) -> object:

@@ -57,6 +57,11 @@ def key_of(headers: Mapping[str, str]) -> str:
     return headers.get("x-api-key") or headers.get(GOOGLE_KEY, "")
 
 
+def url_key_of(request: web.BaseRequest) -> str:
+    """Return the key that Google's clients may send in the URL, "" if there is none."""
+    return request.query.get("key", "")
+
+
 def vendor_of(request: web.BaseRequest) -> Vendor:
     """Return the vendor of a client's API: by the endpoint, or by its header."""
     path = request.path

@@ -28,6 +28,7 @@ from runners.gateway.http.connections import ClientConnection, ConnectionTable, 
 from runners.gateway.http.control import BACKLOG
 from runners.gateway.http.http_answers import (
     ADMIN,
+    GOOGLE_KEY,
     HEALTH,
     answer_safely,
     json_answer,
@@ -36,6 +37,7 @@ from runners.gateway.http.http_answers import (
     read_body,
     refuse_for,
     request_id,
+    url_key_of,
     vendor_of,
 )
 from runners.gateway.refusal import OverLimit, RefusalKind, Refused
@@ -177,7 +179,10 @@ class GatewayServer:
         body, counts = await read_body(request, self._limits, budget), self.registry.counts
         counts.request_bytes += sum(map(len, body))
         parsed = endpoint.add_url(await session.parse(endpoint.path, body, request.headers))
-        sent = session.hold_wire(path_of(request), request.headers.items(), body)
+        headers = list(request.headers.items())
+        if url_key := url_key_of(request):  # the recording hides what stands in such a header
+            headers.insert(0, (GOOGLE_KEY, url_key))
+        sent = session.hold_wire(path_of(request), headers, body)
         turn = session.start_turn(parsed.request, parsed.builder, sent)
         if parsed.stream:
             return await self._stream(request, parsed, turn)
@@ -203,8 +208,7 @@ class GatewayServer:
         return json_answer(vendor.describe_model(name) if name else vendor.list_models(MODEL))
 
     def _find_entry(self, request: web.BaseRequest, only: SessionEntry | None) -> SessionEntry:
-        key = key_of(request.headers) or request.query.get("key", "")  # the latter is Google's
-        entry = self.registry.find_by_key(key)
+        entry = self.registry.find_by_key(key_of(request.headers) or url_key_of(request))
         if only is not None and entry is not only:
             raise Refused(
                 RefusalKind.UNAUTHENTICATED, "this API key belongs to another sandbox's session"

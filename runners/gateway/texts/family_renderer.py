@@ -53,7 +53,8 @@ class FamilyRenderer:
                 refusal = refusal or error
         if isinstance(refusal, ValueError):
             raise refusal
-        raise ValueError(f"a tool's parameters are no JSON schema ({refusal})") from refusal
+        what = "a tool's parameters are no JSON schema" if tools else "its template fails"
+        raise ValueError(f"{what} ({type(refusal).__name__}: {refusal})") from refusal
 
     def _list_forms(self, messages: Messages, tools: Tools) -> Iterator[tuple[Messages, Tools]]:
         """Yield the forms in which a conversation may be rendered, the template's own first."""

@@ -17,6 +17,7 @@ from conf.sections.gateway import GatewayLimitsConfig
 from runners.gateway.calls.call_ids import name_calls, order_results
 from runners.gateway.conversation import Piece, TurnRequest, group_messages
 from runners.gateway.dialects.append_only_list import AppendOnlyList
+from runners.gateway.dialects.attribution import ATTRIBUTION_HEADERS
 from runners.gateway.dialects.contract import ParsedRequest
 from runners.gateway.dialects.endpoints import DIALECTS
 from runners.gateway.dialects.json_text import mend_unicode
@@ -82,12 +83,6 @@ class PromptIds:
 
 NO_IDS = PromptIds(np.empty(0, np.int32))
 
-_ATTRIBUTION = (
-    *("x-claude-code-", "x-codex-", "x-openai-", "session-id", "thread-id"),
-    "user-agent",
-)
-"""Beginnings of the headers that parsers read; the key is not among them."""
-
 
 class Texts:
     """The texts of one gateway."""
@@ -150,7 +145,7 @@ class Texts:
                 "headers": {
                     name.lower(): value
                     for name, value in headers.items()
-                    if name.lower().startswith(_ATTRIBUTION)
+                    if name.lower().startswith(ATTRIBUTION_HEADERS)
                 },
                 "max_context_tokens": max_context_tokens,
                 "with_marks": found is not None,

@@ -74,10 +74,10 @@ class Dispatches:
     def __init__(self) -> None:
         self._waiting: dict[str, Dispatch] = {}
         """By call id, oldest first."""
-        self._by_text: dict[str, dict[str, Dispatch]] = {}
-        """By text, then as above."""
         self._in_background: dict[str, Dispatch] = {}
         """Calls of known tools whose results came back before a sub-agent asked; the latest."""
+        self._by_text: dict[str, dict[str, Dispatch]] = {}
+        """All of these by text, then by call id."""
 
     def add(
         self,
@@ -94,19 +94,20 @@ class Dispatches:
             for text in texts:
                 self._by_text.setdefault(text, {})[call.id] = dispatch
         while len(self._waiting) > MAX_CALLS:
-            self._remove(next(iter(self._waiting)))
+            self._forget(self._waiting.pop(next(iter(self._waiting))))
 
     def remove_answered(self, pieces: Iterable[Piece]) -> None:
         """Remove the calls whose results are among some pieces of a request."""
         for piece in pieces:
-            dispatch = self._waiting.get(piece.tool_id) if piece.kind == "tool_result" else None
-            if dispatch is None:
+            if piece.kind != "tool_result" or piece.tool_id not in self._waiting:
                 continue
-            self._remove(piece.tool_id)
-            if dispatch.is_known and not dispatch.started:
-                self._in_background[piece.tool_id] = dispatch
-                if len(self._in_background) > MAX_KNOWN:
-                    del self._in_background[next(iter(self._in_background))]
+            dispatch = self._waiting.pop(piece.tool_id)
+            if not dispatch.is_known or dispatch.started:
+                self._forget(dispatch)
+                continue
+            self._in_background[piece.tool_id] = dispatch
+            if len(self._in_background) > MAX_KNOWN:
+                self._forget(self._in_background.pop(next(iter(self._in_background))))
 
     def find(
         self,
@@ -141,15 +142,11 @@ class Dispatches:
     def _candidates(
         self, request: TurnRequest, was_sampled: Callable[[str], bool]
     ) -> list[tuple[Dispatch, str]]:
-        asked = list(dict.fromkeys(_read_opening(request, was_sampled)))
-        whole = [
-            (dispatch, text)
-            for text in asked
-            for dispatch in (
-                *islice(self._by_text.get(text, {}).values(), MAX_SEARCHED),
-                *(each for each in self._in_background.values() if text in each.texts),
-            )
-        ]
+        whole: list[tuple[Dispatch, str]] = []
+        for text in dict.fromkeys(_read_opening(request, was_sampled)):
+            calls = list(islice(self._by_text.get(text, {}).values(), MAX_SEARCHED))
+            calls.sort(key=lambda dispatch: dispatch.call.id in self._in_background)
+            whole += [(dispatch, text) for dispatch in calls]
         if whole:
             return whole
         likely = [each for each in self._waiting.values() if each.is_known or request.tools]
@@ -167,10 +164,9 @@ class Dispatches:
     def _known(self) -> list[Dispatch]:
         return [each for each in self._waiting.values() if each.is_known][-MAX_KNOWN:]
 
-    def _remove(self, call_id: str) -> None:
-        dispatch = self._waiting.pop(call_id, None)
-        for text in dispatch.texts if dispatch else ():
-            del self._by_text[text][call_id]
+    def _forget(self, dispatch: Dispatch) -> None:
+        for text in dispatch.texts:
+            del self._by_text[text][dispatch.call.id]
             if not self._by_text[text]:
                 del self._by_text[text]
 

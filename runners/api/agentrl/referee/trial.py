@@ -97,7 +97,9 @@ async def find_failure(trial: Trial, wire: str, examples: int) -> Cell | None:
         from hypothesis import HealthCheck, Phase, find, settings, strategies
         from hypothesis.errors import NoSuchExample
     except ModuleNotFoundError as error:
-        raise RefereeError("walks need hypothesis: pip install 'agentrl[walks]'") from error
+        raise RefereeError(
+            "walks need hypothesis: pip install 'agentrl-campaigns[walks]'"
+        ) from error
     loop = asyncio.get_running_loop()
 
     def run(steps: Sequence[str]) -> Cell:

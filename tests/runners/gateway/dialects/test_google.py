@@ -161,6 +161,9 @@ def test_what_a_policy_cannot_be_shown_is_noted_and_counted() -> None:
     assert shown({"file_data": {"file_uri": "x"}}) == f"[fileData {omitted}"
     assert shown({"executableCode": {"code": "1+1"}}) == "[executableCode]\n1+1"
     assert shown({"codeExecutionResult": {"output": "2"}}) == "[codeExecutionResult]\n2"
+    asked = {"toolCall": {"toolType": "URL_CONTEXT", "args": {"url": "x"}}}
+    assert shown(asked) == '[toolCall]\n{"url": "x"}'
+    assert shown({"toolResponse": {"response": {"a": 1}}}) == '[toolResponse]\n{"a": 1}'
     assert shown({"hologram": {}}) == f"[part {omitted}"
     assert shown({"text": "", "thoughtSignature": "s"}, {"text": "x"}) == "x"
     with_image = {**result("f", "see"), "thoughtSignature": "s"}
@@ -198,7 +201,9 @@ def test_googles_schemas_become_json_schema() -> None:
             "many": {"type": "array", "items": {"anyOf": [{"type": "integer"}]}},
         },
     }
-    assert schema["type"] == "OBJECT"
+    function = {"name": "f", "parameters": schema}
+    request = parse(tools=[{"functionDeclarations": [function]}])
+    assert request.tools[0]["function"]["parameters"] == google.to_json_schema(schema)
 
 
 def test_settings_and_tools_that_have_no_effect_are_named() -> None:

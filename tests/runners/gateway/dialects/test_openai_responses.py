@@ -251,8 +251,16 @@ def test_a_reference_to_a_thought_is_a_thought_and_arguments_may_be_an_object() 
     request = parse_turn(input=[message("user", "a"), thought, call, output("x")])
     assert [piece.kind for piece in request.pieces] == ["text", "tool_call", "tool_result"]
     assert request.pieces[1].arguments == {"cmd": "ls"}
-    other = parse_turn(input=[message("user", "a"), {"id": "msg_1"}, message("user", "b")])
-    assert other.pieces[1].note == "item_reference"
+
+
+@pytest.mark.parametrize("kind", [{}, {"type": "item_reference"}, {"type": None}])
+@pytest.mark.parametrize("name", ["msg_1", "fc_1"])
+def test_a_reference_to_an_item_is_refused_since_the_policy_would_not_see_it(
+    name: str, kind: dict[str, Any]
+) -> None:
+    with pytest.raises(Refused, match=r"input\.1: an item that is only named by its id") as caught:
+        parse_turn(input=[message("user", "a"), {**kind, "id": name}, message("user", "b")])
+    assert "store: false" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,8 @@ def test_every_item_of_responses_is_read() -> None:
     bodies = (
         {"model": "m", "input": [user, item, user]}
         for item in examples(module.ResponseInputItemParam)
+        # a reference is refused: no item is kept for clients
+        if "role" in item or item.get("type") not in (None, "item_reference")
     )
     count, faults = refused("/v1/responses", bodies)
     assert count > 150

@@ -170,3 +170,20 @@ async def test_a_gateway_records_every_turn_if_it_is_asked_to(
     assert found.path == "/v1/messages"
     assert {("x-api-key", "***"), ("x-beta", "one")} <= set(found.headers)
     assert key not in repr(found)
+
+
+async def test_a_key_that_came_in_the_url_is_hidden_wherever_it_stands(
+    engine: ScriptedEngine, tokenizer_dir: Path, tmp_path: Path
+) -> None:
+    run_dir, path = tmp_path / "run", "/v1beta/models/policy:generateContent"
+    async with running_gateway(engine.url, tokenizer_dir, run_dir, record_wire=True) as gateway:
+        key = (await gateway.session()).key
+        engine.say(f"I found {key}!")
+        url, body = f"{gateway.url}{path}?key={key}", {"contents": [{"parts": [{"text": key}]}]}
+        async with gateway.http.post(url, json=body) as response:
+            assert response.status == 200
+    with RunStore.open(run_dir, read_only=True) as store:
+        found = store.wire("s1", 0)
+    assert found is not None
+    assert (found.path, found.headers[0]) == (path, ("x-goog-api-key", "***"))
+    assert key not in repr(found)

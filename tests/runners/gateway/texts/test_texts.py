@@ -234,7 +234,9 @@ async def test_a_large_request_is_parsed_alike_in_another_process(
     limits = make_limits()
     halves = body.replace(b'"hi"', b'"hi \\ud83d"')
     large = halves + b" " * (1 << 20)
-    headers = {"X-Claude-Code-Agent-Id": "a1", "authorization": "Bearer secret"}
+    session = {"X-Session-Id": "s2", "X-Parent-Session-Id": "s1"}
+    claude_code = {"X-Claude-Code-Agent-Id": "a1"}
+    headers = {**(claude_code if "messages" in path else session), "authorization": "Bearer secret"}
     async with running_pool(tokenizer_dir, limits) as pool:
         parsed = await Texts(work, limits, pool).parse(
             "s", path, [large[:100], large[100:]], headers, 10**6
