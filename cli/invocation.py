@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
@@ -133,14 +133,12 @@ def keep_stdout_for_json() -> Iterator[None]:
 
     Ray's driver, for one, prints there that a node has died.
     """
-    documents = sys.stdout
-    _documents.append(documents)
-    sys.stdout = sys.stderr
+    _documents.append(sys.stdout)
     try:
-        yield
+        with redirect_stdout(sys.stderr):
+            yield
     finally:
-        sys.stdout = documents
-        _documents.remove(documents)
+        _documents.pop()
 
 
 _documents: list[TextIO] = []

@@ -37,6 +37,8 @@ PACKAGES = {
 }
 """Packages of the programs whose presets have no command that installs them."""
 _INSTALLS = re.compile(r"\b(npm|pip) install (?:--\S+ )*(\S+?)(?:@|==)\d")
+_NEWEST = re.compile(r"(?:\S+ \()?(\d+(?:\.\d+)+[\w.+-]*)\)?\s*$", re.MULTILINE)
+"""On npm's only line, or on pip's first, in which the package's name precedes it."""
 _TABLE = re.compile(r"(?m)^\| program \| version \|.*\n(\|.*\n)+")
 _DATE = re.compile(r"on \d+ [A-Z][a-z]+ \d{4}")
 REGISTRY_S = 60.0
@@ -64,16 +66,19 @@ def ask_registry(installer: str, package: str) -> str:
         options = ("--only-binary=:all:", "--python-version=3.12")
         argv = [sys.executable, "-m", "pip", "index", "versions", *options, package]
     try:
-        done = subprocess.run(
-            argv, capture_output=True, text=True, timeout=REGISTRY_S, check=True
-        ).stdout
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=REGISTRY_S, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or error
         raise RegistryError(f"{installer} does not answer for {package}: {said}") from error
-    found = re.search(r"\d+(\.\d+)+\S*(?=\)|\s*$)", done.splitlines()[0])
+    return read_newest(done.stdout)
+
+
+def read_newest(printed: str) -> str:
+    """Return the version that npm or pip names first; raises RegistryError if they name none."""
+    found = _NEWEST.match(printed)
     if found is None:
-        raise RegistryError(f"{installer} names no version of {package}: {done[:80]!r}")
-    return found[0]
+        raise RegistryError(f"no version in {printed[:80]!r}")
+    return found[1]
 
 
 def look_up(program: str) -> str:

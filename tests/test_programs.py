@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from runners.observe.adviser.rollouts import PROGRAMS_WITHOUT_EDITS
-from tests.programs import PAGE, describe_changes, find_package, newest_cases, write_rows
+from tests.programs import (
+    PAGE,
+    RegistryError,
+    describe_changes,
+    find_package,
+    newest_cases,
+    read_newest,
+    write_rows,
+)
 from tests.runners.rollouts.harnesses.program_table import CASES, COLUMNS, HEAD, Case, Row
 
 PI = next(case for case in CASES if case.program == "pi")
@@ -25,6 +33,25 @@ def test_a_program_is_looked_up_where_its_preset_installs_it_from(
     program: str, package: tuple[str, str]
 ) -> None:
     assert find_package(program) == package
+
+
+@pytest.mark.parametrize(
+    ("printed", "version"),
+    [
+        ("0.171.0\n", "0.171.0"),
+        ("mini-swe-agent (2.4.6)\nAvailable versions: 2.4.6, 2.4.5, 2.4.4\n", "2.4.6"),
+        ("openai (3.0.0rc1)\nAvailable versions: 3.0.0rc1, 2.9.0\n", "3.0.0rc1"),
+    ],
+    ids=["npm", "pip", "pip, a candidate"],
+)
+def test_the_newest_version_is_read_as_npm_and_pip_print_it(printed: str, version: str) -> None:
+    assert read_newest(printed) == version
+
+
+@pytest.mark.parametrize("printed", ["", "\n", "mini-swe-agent (none)\n1.2.3\n"])
+def test_a_registry_that_names_no_version_is_an_error_and_no_crash(printed: str) -> None:
+    with pytest.raises(RegistryError, match="no version in"):
+        read_newest(printed)
 
 
 def test_a_new_version_is_tried_in_the_scenarios_of_the_last_one() -> None:

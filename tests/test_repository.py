@@ -21,7 +21,15 @@ PACKAGES = {"cli", "conf", "launch", "runners"}
 FORBIDDEN_NAMES = {"utils", "helpers", "common", "manager", "base"}
 README_LINES = 60
 LONGEST_LINE = 200
-RUNS_ELSEWHERE = {"slime", "minisweagent", "native", "relay", "agentrl_channel", "agentrl_guard"}
+RUNS_ELSEWHERE = {
+    "slime",
+    "minisweagent",
+    "litellm",
+    "native",
+    "relay",
+    "agentrl_channel",
+    "agentrl_guard",
+}
 """Modules of the program inside which a file runs: slime, mini-swe-agent, our agent's and our
 graders' sandbox.
 """

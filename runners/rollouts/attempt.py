@@ -241,10 +241,13 @@ class Attempt:
         return outcome
 
     async def _run_agent(self, sandbox: Sandbox, api_key: str) -> HarnessResult:
-        """Run the agent to its end; what it does to the sandbox is its own doing."""
+        """Run the agent to its end; what it does to the sandbox is its own doing.
+
+        No text of the result holds the session's key.
+        """
         context = self._harness_context(api_key)
         try:
-            return await self._context.harness.run(sandbox, context)
+            result = await self._context.harness.run(sandbox, context)
         except (OversizedError, KilledError) as error:
             # Killed before its first turn, it is the machine's doing (``_agent_outcome``).
             lost, full = OutcomeCode.INFRA_SANDBOX_LOST, OutcomeCode.POLICY_FILLED_DISK
@@ -256,6 +259,12 @@ class Attempt:
                 duration_s=0.0,
                 output=str(error),
             )
+        # A program may print its settings, or the headers of a request that failed.
+        return replace(
+            result,
+            output=result.output.replace(api_key, "***"),
+            final_message=result.final_message.replace(api_key, "***"),
+        )
 
     async def _capture(self, sandbox: Sandbox, agent: HarnessResult) -> Patch:
         if agent.code is OutcomeCode.POLICY_FILLED_DISK:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tarfile
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -37,24 +39,39 @@ class ProgramError(AgentrlError):
     exit_code = ExitCode.PREFLIGHT
 
 
-def run_installer(name: str, argv: list[str], work: Path, hint: str) -> None:
-    """Run an installer in ``work``; raises ProgramError.
+def run_installer(
+    name: str, argv: list[str], work: Path, hint: str, *, limit_s: float = INSTALL_S
+) -> None:
+    """Run an installer in ``work``, at most for ``limit_s``; raises ProgramError.
 
     ``hint``: the way to get the program without the installer, which ends every message.
     """
-    try:
-        done = subprocess.run(
-            argv, capture_output=True, text=True, timeout=INSTALL_S, check=False, cwd=work
-        )
-    except subprocess.TimeoutExpired:
-        raise ProgramError(
-            f"`{' '.join(argv)}` did not end within {INSTALL_S:.0f} s; {hint}"
-        ) from None
-    if done.returncode != 0:
-        said = " ".join((done.stderr.strip() or done.stdout).split())[-MESSAGE_LIMIT:]
+    with subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        cwd=work,
+        start_new_session=True,
+    ) as installer:
+        try:
+            out, err = installer.communicate(timeout=limit_s)
+        except BaseException as error:
+            # Its children too: a shell's npm or pip would go on, in a directory that is removed.
+            with suppress(ProcessLookupError):
+                os.killpg(installer.pid, signal.SIGKILL)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            raise ProgramError(
+                f"`{' '.join(argv)}` did not end within {limit_s:g} s; {hint}"
+            ) from None
+    if installer.returncode != 0:
+        said = " ".join((err.strip() or out).split())[-MESSAGE_LIMIT:]
         raise ProgramError(
             f"{name} could not install {argv[-1]}: "
-            f"{said or f'exit {done.returncode}'}; without network: {hint}"
+            f"{said or f'exit {installer.returncode}'}; without network: {hint}"
         )
 
 

@@ -163,6 +163,26 @@ async def test_an_outcome_names_the_failed_service_where_the_program_printed_not
     assert record.outcome.message == "the engine failed on the agent's last request"
 
 
+class TalkativeAgent(ClaimingAgent):
+    """A program that prints its settings."""
+
+    async def run(self, sandbox: Sandbox, context: HarnessContext) -> HarnessResult:
+        """End with the key in every text."""
+        result = await super().run(sandbox, context)
+        self.key = context.api_key
+        return replace(result, output=f"key={self.key}", final_message=f"with {self.key}")
+
+
+@pytest.mark.parametrize("claim", [FINISHED, MODEL])
+async def test_no_record_holds_the_key_that_a_program_prints(
+    tmp_path: Path, task: Task, claim: OutcomeCode
+) -> None:
+    agent = TalkativeAgent(claim, "")
+    record = await end_of(tmp_path, task, agent, [WELL])
+    assert record.final_message == "with ***"
+    assert agent.key not in repr(record)
+
+
 @pytest.mark.parametrize("claim", [FINISHED, OutcomeCode.BUDGET_TURNS])
 async def test_an_end_of_the_policys_own_stays_one(
     tmp_path: Path, task: Task, claim: OutcomeCode

@@ -24,9 +24,12 @@ def main(packages: str, settings: list[str]) -> int:
     sys.path.append(packages)
     key = os.environ.pop(KEY)  # the commands that it runs need none, nor find it in /proc
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    import litellm
     from minisweagent import __version__
     from minisweagent.run.mini import main as mini
 
+    # Not among the settings: it prints those, and writes them to a file that its commands can read.
+    litellm.api_key = key
     with tempfile.TemporaryDirectory() as scratch:
         output = Path(scratch) / "trajectory.json"
         error_text = ""
@@ -39,7 +42,7 @@ def main(packages: str, settings: list[str]) -> int:
                 task=sys.stdin.read(),
                 yolo=False,
                 cost_limit=None,
-                config_spec=[*settings, f"model.model_kwargs.api_key={json.dumps(key)}"],
+                config_spec=settings,
                 output=output,
                 exit_immediately=True,
             )

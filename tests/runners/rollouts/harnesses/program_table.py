@@ -196,11 +196,11 @@ def claude_code(version: str, *, sums_up: bool = True) -> list[Case]:
 def codex(version: str) -> list[Case]:
     lines = (f"harness=codex@{version}",)
     shell = call("exec_command", cmd=SED)
-    count = call("exec_command", cmd="seq 1000 1600")
+    count = call("exec_command", cmd="seq 1000 3000")
     read = call("exec_command", cmd="cat a.py")
     sent = call("multi_agent_v1__spawn_agent", message=TASK)
     wait = call("multi_agent_v1__wait_agent", targets=["AGENT"])
-    compact = ("scenario=compact", "scenario.window_tokens=18000")
+    compact = ("scenario=compact", "scenario.window_tokens=21500")
     return [
         Case("codex", "linear", lines, (read, shell, DONE)),
         Case("codex", "odd", lines, (read, *odd("exec_command", cmd=SED), DONE)),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from runners.rollouts.harnesses.installation import (
     ProgramError,
     find_program,
     install_program,
+    run_installer,
 )
 from runners.rollouts.harnesses.registry import install_harness, make_harness
 
@@ -127,6 +129,14 @@ def test_npms_error_is_repeated(npm: Path, cache: Path) -> None:
     assert "ENOTFOUND" in message
     assert "npm pack @anthropic-ai/claude-code-linux-" in message
     assert list_cache(cache) == []
+
+
+def test_at_its_limit_an_installer_ends_with_what_its_shell_has_started(tmp_path: Path) -> None:
+    script = "(/bin/sleep 1; echo late > late) & echo > begun; wait"
+    with pytest.raises(ProgramError, match=r"did not end within 0.5 s; by hand"):
+        run_installer("mine", ["/bin/sh", "-c", script], tmp_path, "by hand", limit_s=0.5)
+    time.sleep(1)
+    assert [path.name for path in tmp_path.iterdir()] == ["begun"]
 
 
 def test_a_package_without_a_program_for_this_machine_is_refused(npm: Path, tmp_path: Path) -> None:

@@ -37,7 +37,11 @@ assert isinstance(CONFIG.harness, CodexHarnessConfig)
 HARNESS = CONFIG.harness
 
 READ = call("exec_command", cmd="cat a.py")
-COUNT = call("exec_command", cmd="seq 1000 1600")
+COUNT = call("exec_command", cmd="seq 1000 3000")
+"""Codex sums up where the last turn's tokens and a fourth of the bytes that came since exceed the
+window. This one's 10,000 bytes are 10,000 tokens here: a window in the middle is passed by the
+turn after it, and not before, whatever some hundred tokens of another version's prompt are.
+"""
 EDIT = call("exec_command", cmd="sed -i s/-/+/ a.py")
 TASK = "look at a.py"
 SENT = call("multi_agent_v1__spawn_agent", message=TASK)
@@ -53,7 +57,7 @@ DONE = say("done")
     [
         (LINEAR, [READ, EDIT, DONE], [("final", MAIN, (0, 1, 2))]),
         (
-            CompactScenarioConfig(kind="compact", window_tokens=18_000),
+            CompactScenarioConfig(kind="compact", window_tokens=21_500),
             [COUNT, READ, SUMMARY, EDIT, DONE],
             [("wipe", MAIN, (0, 1)), ("compaction", MAIN, (2,)), ("final", MAIN, (3, 4))],
         ),
@@ -88,7 +92,7 @@ async def test_every_branch_of_a_scenario_is_named_and_all_its_sampled_tokens_ar
             [("final", MAIN, 5), ("subagent", SUB, 2)],
         ),
         (
-            MixedScenarioConfig(kind="mixed", window_tokens=24_500),
+            MixedScenarioConfig(kind="mixed", window_tokens=30_000),
             [SENT, WAIT, COUNT, READ, SUMMARY, EDIT, DONE],
             [READ, REPORT],
             [

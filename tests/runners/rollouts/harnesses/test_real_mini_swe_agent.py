@@ -61,9 +61,12 @@ async def test_an_answer_without_a_call_is_asked_for_again_and_trained(
 async def test_neither_its_key_nor_its_packages_reach_the_commands(
     program: RealProgram, engine: ScriptedEngine
 ) -> None:
-    engine.say(call("bash", command="env; python -c 'import litellm'; true"), SUBMIT)
+    packages = call("bash", command="env; python -c 'import litellm'; true")
+    own_file = call("bash", command="grep -A 5 model_kwargs /tmp/*/trajectory.json")
+    engine.say(packages, own_file, SUBMIT)
     done = await program.work()
     assert done.result.code is OutcomeCode.POLICY_FINISHED
-    prompt = engine.tokenizer.decode(engine.seen.requests[1]["input_ids"])
+    prompt = engine.tokenizer.decode(engine.seen.requests[2]["input_ids"])
     assert "ModuleNotFoundError" in prompt
-    assert done.key not in prompt
+    assert "api_base" in prompt, "it keeps its settings in a file"
+    assert done.key not in prompt + done.result.output
