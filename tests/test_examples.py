@@ -77,6 +77,7 @@ def test_the_referee_judges_a_gateway_by_its_adapter(place: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["one_gpu"], indirect=True)
+@pytest.mark.integration
 def test_the_run_on_a_gpu_is_composed_with_its_own_model(place: Path, tmp_path: Path) -> None:
     model = write_qwen3_0_6b(tmp_path)
     file = place / "conf" / "model" / "qwen3_0_6b.yaml"

@@ -74,6 +74,8 @@ FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
     ),
 }
 """By the name of transformers' model type."""
+TYPICAL = ("qwen3", "glm4_moe", "qwen3_5_moe")
+"""A dense family, a mixture, and a mixture with linear attention."""
 SHARING = ("qwen3", "qwen3, sliding window", "qwen3_moe", "glm4_moe")
 """Families that run prefix trees: the others have linear attention."""
 ROUTING = tuple(name for name in FAMILIES if "moe" in name or "next" in name)

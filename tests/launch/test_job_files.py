@@ -65,6 +65,7 @@ def test_the_files_of_every_model_scenario_and_launcher_are_unchanged(update: bo
     golden("checksums.json", json.dumps(found, indent=2) + "\n", update)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("launch", LAUNCHERS)
 def test_the_scripts_pass_bash_and_shellcheck(launch: str, tmp_path: Path) -> None:
     start = write_job(plan_of("glm4_7_355b_a32b", "mixed", launch), tmp_path, command=COMMAND)

@@ -39,6 +39,7 @@ def pod(cluster: Cluster) -> Path:
     return mounted / "entry.sh"
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("launch", ["ray", "kubernetes"])
 def test_a_node_that_is_unfit_is_named_before_anything_is_converted(
     cluster: Cluster, launch: str

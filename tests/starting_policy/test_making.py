@@ -168,6 +168,7 @@ def test_no_demonstration_writes_the_fix_without_having_seen_the_evidence(
         assert set(statements) <= {project.fix, *project.wrong}
 
 
+@pytest.mark.integration
 def test_the_directory_is_a_whole_model(made: Path) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -177,6 +178,7 @@ def test_the_directory_is_a_whole_model(made: Path) -> None:
     assert network.dtype == torch.bfloat16
 
 
+@pytest.mark.integration
 def test_the_same_recipe_gives_the_same_bytes(made: Path, tmp_path: Path) -> None:
     make_policy(tmp_path, draw_all(SMALL), SMALL)
     assert hash_files(tmp_path) == hash_files(made)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from conf.compose import compose
@@ -35,6 +36,7 @@ def test_a_resumed_campaign_trains_the_weights_of_its_checkpoint(tmp_path: Path)
     assert all(torch.equal(saved, restored) for saved, restored in pairs)
 
 
+@pytest.mark.integration
 def test_a_driver_whose_trainer_is_other_processes_imports_no_torch() -> None:
     modules = (
         "runners.campaigns.run, runners.campaigns.overlap.steps, runners.training.ranks.client"

@@ -272,6 +272,7 @@ async def send_in_chunks(url: str, key: str, body: bytes, size: int) -> bytes:
         writer.close()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("own", [True, False], ids=["a listener of its own", "the common address"])
 async def test_a_body_in_tiny_chunks_is_not_read_to_its_end(
     own: bool, gateway: Gateway, engine: ScriptedEngine

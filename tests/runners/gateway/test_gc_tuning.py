@@ -39,6 +39,7 @@ def test_a_full_collection_leaves_out_what_survived_the_one_before(
     assert gc.get_threshold() == gc_tuning.COLLECTIONS
 
 
+@pytest.mark.integration
 def test_cycles_that_were_left_out_are_freed_when_no_session_is_open(
     collector: GcTuning,
 ) -> None:
@@ -64,6 +65,7 @@ def test_little_is_not_looked_for(collector: GcTuning) -> None:
     assert freed() is not None
 
 
+@pytest.mark.integration
 def test_they_are_freed_after_many_sessions_where_one_is_always_open(
     collector: GcTuning,
 ) -> None:
@@ -78,6 +80,7 @@ def test_they_are_freed_after_many_sessions_where_one_is_always_open(
     assert freed() is None
 
 
+@pytest.mark.integration
 def test_the_more_sessions_are_open_the_rarer_is_the_long_pause(
     collector: GcTuning,
 ) -> None:

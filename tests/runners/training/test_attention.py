@@ -10,10 +10,11 @@ import torch
 
 from runners.training.attention import NAME, repeat_keys
 from runners.training.policy import find_decoder
-from tests.fakes.policies import FAMILIES, VOCAB, load_plain, write_policy
+from tests.fakes.policies import FAMILIES, TYPICAL, VOCAB, load_plain, write_policy
+from tests.fakes.variants import variants
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", variants(FAMILIES, TYPICAL))
 def test_repeated_keys_change_no_policy_s_numbers(family: str, tmp_path: Path) -> None:
     weights = write_policy(family, tmp_path)
     plain: Any = load_plain(weights)

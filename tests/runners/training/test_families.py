@@ -30,10 +30,11 @@ from runners.training.policy_check import check_policy
 from tests.fakes.local_trainer import logprobs as compute_logprobs
 from tests.fakes.local_trainer import make_trainer
 from tests.fakes.plain_gradients import TEMPERATURE, compute_plainly, make_rollouts
-from tests.fakes.policies import FAMILIES, SHARING, VOCAB, load_plain, write_policy
+from tests.fakes.policies import FAMILIES, SHARING, TYPICAL, VOCAB, load_plain, write_policy
+from tests.fakes.variants import variants
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=variants(FAMILIES, TYPICAL))
 def family(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name

@@ -18,6 +18,7 @@ from runners.training.policy import load_policy
 from tests.fakes.local_trainer import VOCAB, logprobs, make_rollouts, make_trainer
 from tests.fakes.policies import write_policy
 from tests.fakes.tiny_model import write_tiny_model
+from tests.fakes.variants import variants
 
 peft = pytest.importorskip("peft", reason="pip install 'agentrl-campaigns[lora]'")
 LORA = {"rank": 4, "alpha": 8}
@@ -101,10 +102,13 @@ def test_merged_weights_compute_what_the_adapters_compute(weights: Path, tmp_pat
 
 @pytest.mark.parametrize(
     ("family", "target"),
-    [
-        *(("qwen3", "gate_proj"), ("glm4_moe", "o_proj"), ("qwen3_next", "q_proj")),
-        *(("qwen3_5, multi-modal", "v_proj"), ("qwen3_5_moe", "o_proj")),
-    ],
+    variants(
+        [
+            *(("qwen3", "gate_proj"), ("glm4_moe", "o_proj"), ("qwen3_next", "q_proj")),
+            *(("qwen3_5, multi-modal", "v_proj"), ("qwen3_5_moe", "o_proj")),
+        ],
+        [("glm4_moe", "o_proj"), ("qwen3_5_moe", "o_proj")],
+    ),
 )
 def test_adapters_of_every_family_are_trained_and_merged(
     family: str, target: str, tmp_path: Path

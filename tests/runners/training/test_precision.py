@@ -16,12 +16,13 @@ from runners.training.local import LocalTrainer
 from runners.training.precision import MasterWeights
 from tests.fakes.local_trainer import make_trainer
 from tests.fakes.plain_gradients import compute_plainly, find_difference, make_rollouts
-from tests.fakes.policies import FAMILIES, ROUTING, VOCAB, load_plain, write_policy
+from tests.fakes.policies import FAMILIES, ROUTING, TYPICAL, VOCAB, load_plain, write_policy
+from tests.fakes.variants import variants
 
 BF16: dict[str, Any] = {"precision": "bfloat16"}
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=variants(FAMILIES, TYPICAL))
 def weights(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_policy(request.param, tmp_path_factory.mktemp("policy"))
 

@@ -27,6 +27,7 @@ async def run(
     return cells
 
 
+@pytest.mark.integration
 async def test_a_perfect_result_is_clean_and_each_broken_one_is_seen(
     vocabulary: Vocabulary, scenarios: dict[str, Scenario]
 ) -> None:

@@ -189,6 +189,7 @@ class Forgetful(Scheduled):
         assert vars(self.scheduler) == vars(before)
 
 
+@pytest.mark.integration
 @given(worlds(kills=0))
 def test_the_log_restores_the_state_and_the_continuation_at_every_point(world: World) -> None:
     campaign, rule = run(world)

@@ -347,6 +347,7 @@ def test_a_run_killed_before_and_after_every_write_trains_every_batch_once(
     assert instant > 100
 
 
+@pytest.mark.integration
 @settings(max_examples=20, deadline=None)
 @given(
     st.sampled_from([STEP, STREAM]),
@@ -364,6 +365,7 @@ def test_a_run_killed_again_and_again_trains_every_batch_once(
         world.check()
 
 
+@pytest.mark.integration
 def test_a_sampler_that_looks_at_results_deals_every_step_once_however_often_it_is_killed(
     tmp_path: Path,
 ) -> None:

@@ -15,6 +15,7 @@ def figures() -> dict[str, Figures]:
     return compare(8, [0], 100)
 
 
+@pytest.mark.integration
 def test_stream_is_two_and_a_half_times_as_fast_at_a_mean_staleness_of_one() -> None:
     found = figures()["stream w=1 η=4"]
     assert found.speed_up >= 2.5

@@ -169,6 +169,7 @@ def test_a_prefix_of_several_rows_is_computed_once_by_the_new_weights(models: Mo
     assert sum(models[1].steps) < 300 + 8 * 60
 
 
+@pytest.mark.integration
 def test_rows_that_miss_a_few_tokens_are_caught_up_with_together(models: Models) -> None:
     scheduler = schedule(models[0])
     requests = start(scheduler, [draw(1 + i, 40 + 20 * i) for i in range(12)], 200)

@@ -179,6 +179,7 @@ async def run_in_batches(count: int, play: Callable[[int], Awaitable[None]]) -> 
         await asyncio.gather(*(play(first + i) for i in range(BATCH)))
 
 
+@pytest.mark.integration
 async def test_neither_descriptors_nor_tasks_are_left_behind(
     gateway: Gateway, engine: ScriptedEngine
 ) -> None:

@@ -286,6 +286,7 @@ def test_only_the_latest_ends_of_conversations_are_continued(
     gateway.check()
 
 
+@pytest.mark.integration
 def test_a_long_session_holds_each_token_once(parts: tuple[Renderer, Tokenizer]) -> None:
     gateway = PlacingGateway(*parts)
     program = Program(gateway, named=True)

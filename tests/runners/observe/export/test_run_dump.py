@@ -279,6 +279,7 @@ def test_an_exporter_keeps_no_rollout_that_it_has_taken(tmp_path: Path, form: st
             assert sum(ref() is not None for ref in seen) <= most
 
 
+@pytest.mark.integration
 def test_memory_does_not_grow_with_the_number_of_rollouts(tmp_path: Path) -> None:
     peaks = []
     for rollouts in (ROLLOUTS_PER_FILE, ROLLOUTS_PER_FILE + 40):  # both fill a file of slime's

@@ -24,6 +24,7 @@ def test_random_flips_agree_with_the_binomial_test() -> None:
     assert flip_signs([1.0] * 14 + [-1.0] * 6) == pytest.approx(0.1153, abs=0.01)
 
 
+@pytest.mark.integration
 def test_equal_runs_are_rarely_told_apart_and_different_ones_are() -> None:
     rng = random.Random(0)
 

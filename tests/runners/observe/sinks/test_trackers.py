@@ -157,6 +157,7 @@ def read_wandb(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.mark.integration
 async def test_wandb_goes_on_with_the_same_run_and_has_each_step_once(run_dir: Path) -> None:
     pytest.importorskip("wandb")
     settings = ["observe.wandb.project=mine", "observe.wandb.mode=offline"]
@@ -194,6 +195,7 @@ def track_and_be_killed(run_dir: Path, settings: list[str]) -> None:
         TrackerThread("wandb", Killed(), run_dir, print).close(Ending.FINISHED)
 
 
+@pytest.mark.integration
 async def test_wandb_gets_again_what_its_process_lost_with_a_run_that_was_killed(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,6 +280,7 @@ def store_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return (tmp_path / "mlruns").as_uri()
 
 
+@pytest.mark.integration
 async def test_mlflow_goes_on_with_the_same_run_and_has_each_step_once(
     run_dir: Path, store_of_files: str
 ) -> None:

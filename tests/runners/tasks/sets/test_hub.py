@@ -151,6 +151,7 @@ def test_a_cached_split_needs_no_network(found: Found, home: Path) -> None:
         assert message.endswith("or give a file")
 
 
+@pytest.mark.integration
 def test_an_incomplete_split_in_the_cache_is_refused(
     found: Found, home: Path, tmp_path: Path
 ) -> None:

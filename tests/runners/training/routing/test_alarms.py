@@ -15,6 +15,7 @@ from runners.training.sample import Sample
 from tests.fakes.local_trainer import make_trainer
 from tests.fakes.routing_replay import FAULTS, SHAPE, corrupt, inject, r3
 from tests.fakes.routing_rollouts import rollouts
+from tests.fakes.variants import variants
 
 SEVERAL: dict[str, Any] = {"epochs": 2, "minibatches": 2}
 """Updates of a step: the first pass is one of its own."""
@@ -50,7 +51,9 @@ def weights_of(trainer: LocalTrainer) -> list[torch.Tensor]:
     return [weight.detach().clone() for weight in trainer.model.parameters()]
 
 
-@pytest.mark.parametrize("updates", [{}, SEVERAL], ids=["one update", "several"])
+@pytest.mark.parametrize(
+    "updates", variants([{}, SEVERAL], [SEVERAL]), ids=["one update", "several"]
+)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_between_shadows_is_an_alarm_in_its_step_and_before_its_update(
     weights: Path, fault: str, updates: dict[str, Any]
@@ -87,8 +90,10 @@ def test_a_sample_at_fault_stops_the_run_with_its_name_and_tokens(weights: Path)
         step(make_trainer(weights, routing=r3()), bad)
 
 
-@pytest.mark.parametrize("updates", [{}, SEVERAL], ids=["one update", "several"])
-@pytest.mark.parametrize("loss", ["ppo", "gspo"])
+@pytest.mark.parametrize(
+    "updates", variants([{}, SEVERAL], [SEVERAL]), ids=["one update", "several"]
+)
+@pytest.mark.parametrize("loss", variants(["ppo", "gspo"], ["ppo"]))
 def test_a_sample_at_fault_is_masked_instead_and_trains_nothing(
     weights: Path, updates: dict[str, Any], loss: str
 ) -> None:

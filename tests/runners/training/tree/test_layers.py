@@ -13,10 +13,11 @@ import torch
 from runners.training.policy import load_policy
 from runners.training.policy_check import prepare_trees
 from runners.training.tree.layers import attend
-from tests.fakes.policies import FAMILIES, SHARING, write_policy
+from tests.fakes.policies import FAMILIES, SHARING, TYPICAL, write_policy
+from tests.fakes.variants import variants
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", variants(FAMILIES, TYPICAL))
 def test_a_policy_runs_trees_or_says_why_not(family: str, tmp_path: Path) -> None:
     policy: Any = load_policy(write_policy(family, tmp_path))
     before = policy.config._attn_implementation
