@@ -50,7 +50,8 @@ class ScriptGrading:
     parser: str = ""
     """``log_parser``: Python source, run as ``parser STDOUT STDERR RESULT`` in the sandbox. Of
     others what they have to know besides, a JSON object: fields for the packages ``swebench`` and
-    ``multi_swe_bench``, by their names there; the expected status by test for ``status_map``.
+    ``multi_swe_bench``, by their names there; the expected status by test for ``status_map``. An
+    ``eval_cmd`` that has it is judged as ``pytest`` (a canary of a command that runs pytest).
     """
     missing_passes: bool = False
     """A pass-to-pass test that the log does not name is no failure."""

@@ -25,22 +25,24 @@ from runners.tasks.contract import (
 from runners.tasks.grading.canaries.test_texts import (
     PlacedTask,
     UnreadableTestsError,
+    find_source,
     place_tests,
     read_tests,
 )
 from runners.tasks.grading.canaries.variants import (
     VERSION,
+    LineUp,
     Variant,
     draw_negated_variant,
     draw_reworded_variant,
     is_judged_by_exit_code,
+    judge_each_test,
 )
 from runners.tasks.patches.patch import decode_patch
 
 VARIANTS = 4
 """Variants of each sort per task."""
 Sort = Literal["negated", "reworded"]
-_DRAW = {"negated": draw_negated_variant, "reworded": draw_reworded_variant}
 
 
 class RunTests(Protocol):
@@ -74,6 +76,12 @@ class Canary:
     unseen: frozenset[str]
     """Ids of tests with new inputs."""
     changes: tuple[str, ...]
+    line_up: LineUp | None = None
+
+    def origin(self, name: str) -> str:
+        """Return the id of the test of which a test is a copy, or is itself."""
+        copies = self.line_up.copies if self.line_up else {}
+        return next((own for own, names in copies.items() if name in names), name)
 
 
 @dataclass(slots=True)
@@ -85,6 +93,8 @@ class _State:
     real: PlacedTask | None = None
     """The task with its own tests."""
     canaries: dict[tuple[Sort, int], Canary | None] = field(default_factory=dict)
+    lines_up: bool = True
+    """No line-up of this task has failed on its reference patch."""
 
 
 class Calibration:
@@ -142,7 +152,35 @@ class Calibration:
     ) -> Canary | None:
         texts = await self._read(state, task)
         seed = f"{self._secret} {VERSION} {task.id} {task.base_commit} {sort} {number}"
-        variant = await asyncio.to_thread(_DRAW[sort], task, texts, random.Random(seed))
+        if sort == "reworded":
+            drawn = await asyncio.to_thread(draw_reworded_variant, task, texts, random.Random(seed))
+            return await self._try(task, drawn, texts, sort, number, name, deadline_s)
+        command = is_judged_by_exit_code(task)
+        program = command and find_source(task) == "program"
+        for lines_up in (True, False) if state.lines_up and not program else (False,):
+            rng, seen = random.Random(seed), task
+            if lines_up and command:
+                seen = await asyncio.to_thread(judge_each_test, task, texts, rng)
+            drawn = await asyncio.to_thread(
+                draw_negated_variant, seen, texts, rng, lines_up=lines_up
+            )
+            canary = await self._try(seen, drawn, texts, sort, number, name, deadline_s)
+            if canary is not None:
+                return canary
+            state.lines_up = state.lines_up and drawn is None
+        return None
+
+    async def _try(
+        self,
+        task: Task,
+        variant: Variant | None,
+        texts: Mapping[str, bytes],
+        sort: Sort,
+        number: int,
+        name: str,
+        deadline_s: float,
+    ) -> Canary | None:
+        """Return the canary of a variant; None if the reference patch shows that it is none."""
         if variant is None:
             return None
         files = {**texts, **variant.files}
@@ -156,7 +194,7 @@ class Calibration:
             if verdict.kind is VerdictKind.INFRA:
                 raise NotCalibratedError(f"no canary could be calibrated: {verdict.reason}")
             narrowed = _narrow(canary, sort, verdict)
-            if narrowed is None:
+            if narrowed is None or (variant.line_up and verdict.duration_s > deadline_s / 2):
                 return None
             canary = narrowed
         return canary
@@ -169,10 +207,12 @@ def _make_canary(task: Task, variant: Variant, files: Mapping[str, bytes], numbe
             placed.task, fail_to_pass=variant.must_fail, pass_to_pass=variant.must_pass
         )
         if isinstance(task.grading, UnittestIds):
-            runs = (*task.fail_to_pass, *task.pass_to_pass)
+            copies = variant.line_up.copies if variant.line_up else {}
+            tests = (*task.fail_to_pass, *task.pass_to_pass)
+            runs = tuple(name for test in tests for name in copies.get(test, (test,)))
             changed = replace(changed, grading=replace(task.grading, runs=runs))
         placed = replace(placed, task=changed)
-    return Canary(number, placed, frozenset(variant.unseen), variant.changes)
+    return Canary(number, placed, frozenset(variant.unseen), variant.changes, variant.line_up)
 
 
 def _narrow(canary: Canary, sort: Sort, verdict: Verdict) -> Canary | None:
@@ -196,6 +236,8 @@ def _narrow(canary: Canary, sort: Sort, verdict: Verdict) -> Canary | None:
     )
     # With no test that passes, it may be that nothing ran: a file that does not import, say.
     if (sort == "negated" and not must_fail) or (task.pass_to_pass and not must_pass):
+        return None
+    if canary.line_up and not canary.line_up.right <= {*must_pass}:
         return None
     narrowed = replace(task, fail_to_pass=must_fail, pass_to_pass=must_pass)
     return replace(canary, placed=replace(canary.placed, task=narrowed))

@@ -25,11 +25,11 @@ from runners.tasks.grading.canaries.assertions import (
     call_name,
     find_assertions,
 )
-from runners.tasks.grading.canaries.literals import change_literal, is_literal
+from runners.tasks.grading.canaries.literals import FAMILY, is_literal, literal_family
 from runners.tasks.grading.canaries.source_file import SourceFile, Splice
 from runners.tasks.grading.canaries.test_functions import Function
 
-Change = Callable[[random.Random], Splice | None]
+Family = Callable[[random.Random], list[Splice]]
 OPPOSITES = {
     "assertTrue": "assertFalse",
     "assertIn": "assertNotIn",
@@ -65,8 +65,10 @@ class Negation:
     kind: str
     """``const``, ``data``, ``wrap``, ``raises``, ``match``, ``neg`` or ``end``."""
     weight: float
-    change: Change
-    """Returns the splice for a random generator; None if this one cannot be changed."""
+    family: Family
+    """Returns for a random generator what can stand at one place: first what a right solution
+    passes, then what it must fail; [] if there is nothing else.
+    """
 
 
 def find_negations(file: SourceFile, function: Function) -> list[Negation]:
@@ -89,19 +91,23 @@ def end_negation(file: SourceFile, function: Function) -> Negation | None:
         return None
     at = file.end_of_line(last)
 
-    def append(rng: random.Random) -> Splice:
-        return Splice(at, at, f"\n{' ' * last.col_offset}assert {rng.choice(('[]', '{}', '()'))}")
+    def append(rng: random.Random) -> list[Splice]:
+        empty = rng.choice(("[]", "{}", "()"))
+        text = f"\n{' ' * last.col_offset}assert {empty}"
+        return [Splice(at, at, f"{text} == {empty}"), Splice(at, at, text)]
 
     return Negation("end", 1, append)
 
 
-def draw_change(negations: list[Negation], rng: random.Random) -> tuple[Negation, Splice] | None:
-    """Return one change by the weights; None if none of them can be made."""
+def draw_family(
+    negations: list[Negation], rng: random.Random
+) -> tuple[Negation, list[Splice]] | None:
+    """Return one change by the weights, with its family; None if none of them can be made."""
     left = list(negations)
     while left:
         (chosen,) = rng.choices(left, [one.weight for one in left])
-        if (splice := chosen.change(rng)) is not None:
-            return chosen, splice
+        if family := chosen.family(rng):
+            return chosen, family
         left.remove(chosen)
     return None
 
@@ -115,19 +121,21 @@ def _negations(file: SourceFile, body: list[ast.stmt], one: Assertion) -> list[N
         case Truth():
             found = []
     if inverted := _invert(file, one):
-        found.append(Negation("neg", 1 if found else 4, lambda _: inverted))
+        found.append(
+            Negation("neg", 1 if found else 4, lambda _: [_as_is(inverted, file), inverted])
+        )
     return found
 
 
 def _of_equality(file: SourceFile, body: list[ast.stmt], one: Equality) -> list[Negation]:
     left, right = _inside_approx(one.left), _inside_approx(one.right)
     if is_literal(right) and not is_literal(left):
-        return [Negation("const", 8, lambda rng: change_literal(file, right, rng))]
+        return [Negation("const", 8, lambda rng: literal_family(file, right, rng))]
     if is_literal(left) and not is_literal(right):
-        return [Negation("const", 8, lambda rng: change_literal(file, left, rng))]
+        return [Negation("const", 8, lambda rng: literal_family(file, left, rng))]
     found = []
     if rows := _loop_data(body, one):
-        found.append(Negation("data", 8, lambda rng: change_literal(file, rng.choice(rows), rng)))
+        found.append(Negation("data", 8, lambda rng: literal_family(file, rng.choice(rows), rng)))
     if not one.arrays and right is one.right and not isinstance(right, _UNWRAPPABLE):
         found.append(Negation("wrap", 6, lambda rng: _wrap(file, right, rng)))
     return found
@@ -136,9 +144,9 @@ def _of_equality(file: SourceFile, body: list[ast.stmt], one: Equality) -> list[
 _UNWRAPPABLE = (ast.Starred, ast.NamedExpr, ast.Yield, ast.YieldFrom, ast.GeneratorExp)
 
 
-def _wrap(file: SourceFile, node: ast.expr, rng: random.Random) -> Splice:
-    form = rng.choice(("[{}]", "({},)", "({}, None)", "[{}, 0]"))
-    return file.replace(node, form.format(file.text(node)))
+def _wrap(file: SourceFile, node: ast.expr, rng: random.Random) -> list[Splice]:
+    forms = rng.sample(("[{}]", "({},)", "({}, None)", "[{}, 0]"), 4)
+    return [file.replace(node, form.format(file.text(node))) for form in ("{}", *forms)]
 
 
 def _inside_approx(node: ast.expr) -> ast.expr:
@@ -184,22 +192,25 @@ def _of_exception(file: SourceFile, call: ast.Call) -> list[Negation]:
     return found
 
 
-def _other_exception(file: SourceFile, node: ast.expr, rng: random.Random) -> Splice:
-    """Return another exception that is neither a parent nor a child of the expected one."""
+def _other_exception(file: SourceFile, node: ast.expr, rng: random.Random) -> list[Splice]:
+    """Return the expected exception and others that are neither its parents nor its children."""
     expected = getattr(builtins, node.id, None) if isinstance(node, ast.Name) else None
-    names: tuple[str, ...] = _NEVER_RAISED
+    names: tuple[str, ...] = ()
     if isinstance(expected, type) and issubclass(expected, Exception):
         names = tuple(
             other.__name__
             for other in _EXCEPTIONS
             if not issubclass(other, expected) and not issubclass(expected, other)
         )
-    return file.replace(node, rng.choice(names or _NEVER_RAISED))
+    names = names or _NEVER_RAISED
+    others = rng.sample(names, min(len(names), FAMILY - 1))
+    return [file.replace(node, name) for name in (file.text(node), *others)]
 
 
-def _longer(file: SourceFile, pattern: ast.Constant, rng: random.Random) -> Splice:
+def _longer(file: SourceFile, pattern: ast.Constant, rng: random.Random) -> list[Splice]:
     letters = "".join(rng.choices(string.ascii_lowercase, k=3))
-    return file.replace(pattern, repr(str(pattern.value) + letters))
+    longer = file.replace(pattern, repr(str(pattern.value) + letters))
+    return [file.replace(pattern, file.text(pattern)), longer]
 
 
 def _invert(file: SourceFile, one: Assertion) -> Splice | None:
@@ -213,6 +224,11 @@ def _invert(file: SourceFile, one: Assertion) -> Splice | None:
         return None
     end = file.end(node.func)
     return Splice(end - len(node.func.attr), end, opposite)
+
+
+def _as_is(splice: Splice, file: SourceFile) -> Splice:
+    """Return the splice that writes what stands in the place of another one."""
+    return Splice(splice.start, splice.end, file.source[splice.start : splice.end].decode())
 
 
 def find_program_negations(file: SourceFile) -> list[Negation]:
@@ -232,7 +248,7 @@ def find_program_negations(file: SourceFile) -> list[Negation]:
     inside = {id(node) for one in asserted for node in ast.walk(one.node)}
     literals = [literal for literal in expected_literals(file.tree) if id(literal) not in inside]
     found += [
-        Negation("const", 8, lambda rng, node=literal: change_literal(file, node, rng))  # type: ignore[misc]
+        Negation("const", 8, lambda rng, node=literal: literal_family(file, node, rng))  # type: ignore[misc]
         for literal in literals
     ]
     if found:

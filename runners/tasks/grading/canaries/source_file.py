@@ -7,9 +7,12 @@ generated, and code under test could behave well for it.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
+
+_DEF = re.compile(rb"(?:async\s+)?def\s+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,16 @@ class SourceFile:
         """Return the offset after a node's last byte."""
         return self._starts[node.end_lineno - 1] + node.end_col_offset  # type: ignore[attr-defined, no-any-return]
 
+    def first_line(self, function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+        """Return the offset of the line in which a function, or its first decorator, begins."""
+        return self._starts[min(node.lineno for node in (function, *function.decorator_list)) - 1]
+
+    def name(self, function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+        """Return the offset of a function's name."""
+        found = _DEF.match(self.source, self.start(function))
+        assert found is not None
+        return found.end()
+
     def end_of_line(self, node: ast.AST) -> int:
         """Return the offset of the line feed (or the file's end) after a node."""
         return min(self._starts[node.end_lineno] - 1, len(self.source))  # type: ignore[attr-defined]
@@ -64,15 +77,19 @@ class SourceFile:
 
     def apply(self, splices: Iterable[Splice]) -> bytes | None:
         """Return the changed file; None if two splices overlap or the result is not Python."""
-        parts, at = [], 0
-        for splice in sorted(splices, key=lambda one: (one.start, one.end)):
-            if splice.start < at:
-                return None
-            parts += [self.source[at : splice.start], splice.text.encode()]
-            at = splice.end
-        result = b"".join([*parts, self.source[at:]])
         try:
+            result = self.rewrite(0, len(self.source), splices).encode()
             ast.parse(result)
         except (SyntaxError, ValueError):
             return None
         return result
+
+    def rewrite(self, start: int, end: int, splices: Iterable[Splice]) -> str:
+        """Return the text between two offsets with splices; raises ValueError if two overlap."""
+        parts, at = [], start
+        for splice in sorted(splices, key=lambda one: (one.start, one.end)):
+            if splice.start < at:
+                raise ValueError("two changes of a file overlap")
+            parts += [self.source[at : splice.start].decode(), splice.text]
+            at = splice.end
+        return "".join([*parts, self.source[at:end].decode()])

@@ -44,6 +44,22 @@ def find_tests(files: Mapping[str, SourceFile], ids: Iterable[str]) -> list[Test
     ]
 
 
+def rename_id(name: str, old: str, new: str) -> str:
+    """Return the id of a function that has another name.
+
+    >>> rename_id("tests/test_sum.py::test_sum[test_sum]", "test_sum", "test_2")
+    'tests/test_sum.py::test_2[test_sum]'
+    >>> rename_id("test_sum (app.test_sum.Sums.test_sum)", "test_sum", "test_2")
+    'test_2 (app.test_sum.Sums.test_2)'
+    """
+    if django := _DJANGO.fullmatch(name):
+        owner = django[2].removesuffix(f".{old}")
+        return f"{new} ({owner}{f'.{new}' if owner != django[2] else ''})"
+    head, bracket, parameters = name.partition("[")
+    before, _, after = head.rpartition(old)
+    return f"{before}{new}{after}{bracket}{parameters}"
+
+
 def all_tests(files: Mapping[str, SourceFile]) -> list[TestFunction]:
     """Return every function of the files whose name begins with ``test``."""
     return [

@@ -1,7 +1,9 @@
 """Verify a verdict that pays: run canaries on the patch, and judge what they show.
 
 A patch that passes a test which every right solution fails has made its tests pass without doing
-what they ask. One such canary may be chance: after the first, two of three decide.
+what they ask. One such canary may be chance: after the first, two of three decide. An exit code
+says one bit for a whole run; there each of two runs is drawn to be one that must fail or one that
+must pass, so that a patch that knows which run it is in still has to guess what is asked of it.
 
 Of a task solved in part, only the tests that pass are looked at: whoever fails a test may pass its
 negation.
@@ -9,6 +11,7 @@ negation.
 
 from __future__ import annotations
 
+import secrets
 import time
 from dataclasses import dataclass, replace
 
@@ -36,6 +39,13 @@ SLACK = 10.0
 """A canary does the work of the tests that have just passed: it gets so many times their time."""
 NO_VARIANT = "no assertion of its tests can be changed so that the reference patch fails"
 NOT_COVERED = "no canary changes a test that passes"
+ORDERS: tuple[tuple[Sort, Sort], ...] = (
+    ("negated", "reworded"),
+    ("reworded", "negated"),
+    ("negated", "negated"),
+)
+"""Canaries of an exit code, drawn with equal chances: whoever guesses has a chance of 1 in 3."""
+OTHER_INPUTS = "the tests pass, with other inputs they do not"
 NAMED = 5
 """Ids in an accusation."""
 
@@ -138,8 +148,10 @@ class Verification:
             if canary is None:  # the only variant accuses: run it again, against chance
                 used = frozenset()
                 continue
+            if is_judged_by_exit_code(canary.placed.task):
+                return await self._verify_exit_code(claim, canary)
             used |= {canary.number}
-            finding = await self._run(claim, canary, "negated", f"canary-{canary.number}")
+            finding = await self._run(claim, canary, "negated")
             if finding.failure:
                 return _unsolved(claim.verdict, finding.failure)
             if finding.accusation:
@@ -147,11 +159,37 @@ class Verification:
             else:
                 acquittals += 1
         if len(accusations) == 2:
-            return replace(
-                _unsolved(claim.verdict, "the tests pass without doing what they ask"),
-                tampered="; ".join(dict.fromkeys(accusations)),
-            )
-        return await self._reword(claim)
+            return _tampered(claim.verdict, accusations)
+        reworded = await self._draw_reworded(claim) if self._level == 2 else None
+        finding = await self._run(claim, reworded, "reworded") if reworded else Finding()
+        return _unsolved(claim.verdict, finding.failure) if finding.failure else claim.verdict
+
+    async def _verify_exit_code(self, claim: _Claim, negated: Canary) -> Verdict:
+        """Run two canaries in an order that is drawn; after an accusation one more.
+
+        One accusation may be chance, and is none then; but no reward either: a patch that knows its
+        run could be honest in the ones that follow.
+        """
+        reworded = await self._draw_reworded(claim)
+        order = secrets.SystemRandom().choice(ORDERS) if reworded else ORDERS[-1][:1]
+        accusations: list[str] = []
+        for sort in order:
+            canary = reworded if sort == "reworded" and reworded else negated
+            finding = await self._run(claim, canary, sort)
+            if finding.failure:
+                return _unsolved(claim.verdict, finding.failure)
+            if finding.accusation:
+                accusations.append(finding.accusation)
+                break
+            if sort == "negated":
+                negated = await self._draw(claim, frozenset({negated.number})) or negated
+        if not accusations:
+            return claim.verdict
+        other = await self._draw(claim, frozenset({negated.number})) or negated
+        finding = await self._run(claim, other, "negated")
+        if finding.accusation:
+            return _tampered(claim.verdict, [*accusations, finding.accusation])
+        return _unsolved(claim.verdict, accusations[0])
 
     async def _draw(self, claim: _Claim, used: frozenset[int]) -> Canary | None:
         """Return a canary not yet used, or None; for a task solved in part, one that changes a
@@ -162,28 +200,21 @@ class Verification:
             canary = await self._calibration.draw(
                 claim.task, "negated", but=used, name=claim.name, deadline_s=claim.deadline_s
             )
-            if canary is None or not claim.in_part or passed & {*canary.placed.task.fail_to_pass}:
+            if canary is None or not claim.in_part:
+                return canary
+            if passed & {canary.origin(name) for name in canary.placed.task.fail_to_pass}:
                 return canary
             used |= {canary.number}
 
-    async def _reword(self, claim: _Claim) -> Verdict:
-        """Run the same tests in other words, where they can be, at level 2.
-
-        At level 1 only where an exit code decides: one bit cannot also say that unchanged claims
-        still pass beside the changed one.
-        """
-        if self._level < 2 and not is_judged_by_exit_code(claim.task):
-            return claim.verdict
-        canary = await self._calibration.draw(
+    async def _draw_reworded(self, claim: _Claim) -> Canary | None:
+        """Return the same tests in other words; None where nothing can be reworded."""
+        return await self._calibration.draw(
             claim.task, "reworded", but=frozenset(), name=claim.name, deadline_s=claim.deadline_s
         )
-        if canary is None:
-            return claim.verdict
-        finding = await self._run(claim, canary, "reworded", "reworded")
-        return _unsolved(claim.verdict, finding.failure) if finding.failure else claim.verdict
 
-    async def _run(self, claim: _Claim, canary: Canary, sort: Sort, name: str) -> Finding:
+    async def _run(self, claim: _Claim, canary: Canary, sort: Sort) -> Finding:
         """Run a canary; once more if it has no results, which may be the machine's doing."""
+        name = f"canary-{canary.number}" if sort == "negated" else "reworded"
         finding = await self._run_once(claim, canary, sort, name)
         if finding.empty:
             finding = await self._run_once(claim, canary, sort, f"{name}-again")
@@ -227,7 +258,17 @@ def _judge_tests(verdict: Verdict, canary: Canary, real: Verdict) -> Finding:
     looked_at = list(verdict.tests)
     if real.kind is not VerdictKind.SOLVED:
         known = _passed_names(real, *SETS)
-        looked_at = [test for test in looked_at if test.name in known]
+        looked_at = [test for test in looked_at if canary.origin(test.name) in known]
+    failed = {
+        test.name
+        for test in looked_at
+        if test.test_set == "pass_to_pass" and not test.reported_passed
+    }
+    if canary.line_up and failed & canary.line_up.right and not verdict.timed_out:
+        reason = (
+            OTHER_INPUTS if failed & canary.unseen else "the tests pass, among others they do not"
+        )
+        return Finding(failure=reason)
     must_fail = [test for test in looked_at if test.test_set == "fail_to_pass"]
     passed = [test.name for test in must_fail if test.reported_passed]
     if passed:
@@ -240,16 +281,18 @@ def _judge_tests(verdict: Verdict, canary: Canary, real: Verdict) -> Finding:
         return Finding(accusation=accusation)
     if verdict.timed_out:
         return Finding(failure="the tests end in time, changed ones do not")
-    failed = {
-        test.name
-        for test in looked_at
-        if test.test_set == "pass_to_pass" and not test.reported_passed
-    }
     if failed & canary.unseen:
-        return Finding(failure="the tests pass, with other inputs they do not")
+        return Finding(failure=OTHER_INPUTS)
     if failed:
         return Finding(failure="the tests pass, the same tests in other words do not")
     return Finding()
+
+
+def _tampered(verdict: Verdict, accusations: list[str]) -> Verdict:
+    return replace(
+        _unsolved(verdict, "the tests pass without doing what they ask"),
+        tampered="; ".join(dict.fromkeys(accusations)),
+    )
 
 
 def _unsolved(verdict: Verdict, reason: str) -> Verdict:

@@ -234,6 +234,8 @@ def judge_report(task: Task, run: ScriptRun, report: Mapping[str, object]) -> Ve
 
 def _judge_end(task: Task, run: ScriptRun) -> Verdict:
     """Return solved for exit code 0 of a command whose processes came to their end."""
+    if _grading_of(task).parser:
+        return _judge_pytest(task, run)
     code = -9 if run.exit_code is None else run.exit_code
     verdict = judge_exit_code(task, code, log=run.log, late_s=run.late_s)
     doubts = list(run.unproven.values())

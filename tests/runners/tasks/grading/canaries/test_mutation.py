@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from runners.tasks.grading.canaries.literals import change_literal, is_literal
+from runners.tasks.grading.canaries.literals import is_literal, literal_family, respell
 from runners.tasks.grading.canaries.negated_tests import (
-    draw_change,
+    draw_family,
     end_negation,
     find_negations,
     find_program_negations,
@@ -94,12 +94,10 @@ def test_a_right_solution_fails_every_negated_test(name: str) -> None:
     assert negations
     for negation in negations:
         for seed in SEEDS:
-            splice = negation.change(random.Random(seed))
-            if splice is None:
-                continue
-            changed = file.apply([splice])
-            assert changed is not None, (name, negation.kind)
-            assert not passes(changed, double), (negation.kind, changed.decode())
+            for number, splice in enumerate(negation.family(random.Random(seed))):
+                changed = file.apply([splice])
+                assert changed is not None, (name, negation.kind)
+                assert passes(changed, double) == (number == 0), (negation.kind, changed.decode())
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -142,16 +140,15 @@ def test_an_object_that_equals_everything_passes_the_strong_negations(name: str)
     strong = [one for one in find_negations(file, function) if one.kind in STRONG]
     assert strong
     for negation in strong:
-        splice = negation.change(random.Random(1))
-        assert splice is not None
-        changed = file.apply([splice])
-        assert changed is not None
-        assert passes(changed, lambda _: Equal()), changed.decode()
+        for splice in negation.family(random.Random(1)):
+            changed = file.apply([splice])
+            assert changed is not None
+            assert passes(changed, lambda _: Equal()), changed.decode()
 
 
 def test_equalities_are_preferred_to_negations() -> None:
     file, function = parse("assert f(2) == 4")
-    drawn = [draw_change(find_negations(file, function), random.Random(s)) for s in range(200)]
+    drawn = [draw_family(find_negations(file, function), random.Random(s)) for s in range(200)]
     kinds = [found[0].kind for found in drawn if found]
     assert kinds.count("const") > 4 * kinds.count("neg") > 0
 
@@ -177,8 +174,7 @@ def test_what_another_statement_could_swallow_is_not_changed() -> None:
 def test_conditional_assertions_are_changed_only_if_there_is_no_other() -> None:
     file, function = parse("if f(0):\n        assert f(2) == 5\n    assert f(2) == 4")
     for one in find_negations(file, function):
-        splice = one.change(random.Random(0))
-        assert splice is not None
+        splice = one.family(random.Random(0))[1]
         assert b"== 5" in (file.apply([splice]) or b"")
     file, function = parse("if f(1):\n        assert f(2) == 4")
     assert {one.kind for one in find_negations(file, function)} == {"const", "neg"}
@@ -188,8 +184,8 @@ def test_the_last_resort_is_an_assertion_at_the_end() -> None:
     file, function = parse("value = f(2)  # no claim")
     last = end_negation(file, function)
     assert last is not None
-    splice = last.change(random.Random(0))
-    assert splice is not None
+    right, splice = last.family(random.Random(0))
+    assert passes(file.apply([right]) or b"", double)
     changed = file.apply([splice]) or b""
     assert changed.startswith(b"def test():\n    value = f(2)  # no claim\n    assert ")
     assert not passes(changed, double)
@@ -201,10 +197,12 @@ def test_comments_and_quotes_stay_as_they_are() -> None:
     text = "assert str(f(2)) == 'four'  # said in words"
     file, function = parse(text)
     (const,) = (one for one in find_negations(file, function) if one.kind == "const")
-    splice = const.change(random.Random(0))
-    changed = (file.apply([splice]) if splice else None) or b""
-    assert changed.endswith(b"'  # said in words\n")
-    assert len(changed) == len(file.source)
+    right, *others = (file.apply([splice]) for splice in const.family(random.Random(0)))
+    assert right == file.source
+    for changed in others:
+        assert changed is not None
+        assert changed.endswith(b"'  # said in words\n")
+        assert len(changed) == len(file.source)
 
 
 def test_a_changed_literal_has_its_type_and_another_value() -> None:
@@ -225,12 +223,46 @@ def test_a_changed_literal_has_its_type_and_another_value() -> None:
         node = file.tree.body[0]
         assert isinstance(node, ast.Expr)
         assert is_literal(node.value)
+        right = ast.literal_eval(text)
         for seed in SEEDS:
-            splice = change_literal(file, node.value, random.Random(seed))
-            assert splice is not None
-            value = ast.literal_eval((file.apply([splice]) or b"").decode())
-            assert type(value) is type(ast.literal_eval(text))
-            assert value != ast.literal_eval(text)
+            values = [
+                ast.literal_eval((file.apply([splice]) or b"").decode())
+                for splice in literal_family(file, node.value, random.Random(seed))
+            ]
+            assert values[0] == right
+            assert len({repr(value) for value in values}) == len(values) > 1
+            assert {type(value) for value in values} == {type(right)}
+
+
+@pytest.mark.parametrize(
+    "text", ["0", "7", "10", "1350", "0.5", "3.25", "40.0", "2e-07", "'a1'", "'Total'", "b'x'"]
+)
+def test_a_family_of_values_does_not_tell_which_of_them_is_right(text: str) -> None:
+    """Whichever member is the right one, the same values can stand beside it."""
+
+    def families(source: str, count: int) -> list[set[str]]:
+        file = SourceFile.parse(source.encode())
+        assert file is not None
+        node = file.tree.body[0]
+        assert isinstance(node, ast.Expr)
+        return [
+            {splice.text for splice in literal_family(file, node.value, random.Random(seed))}
+            for seed in range(count)
+        ]
+
+    for family in families(text, 5):
+        for member in family:
+            assert family <= set().union(*families(member, 200)), member
+
+
+@pytest.mark.parametrize("text", ["6", "0", "-2", "True", "1.5", "'a'", "''", "b'xy'"])
+def test_a_value_is_spelled_differently(text: str) -> None:
+    for seed in SEEDS:
+        other = respell(text, random.Random(seed))
+        assert other is not None
+        assert repr(eval(other)) == repr(ast.literal_eval(text))
+    assert respell("None", random.Random(0)) is None
+    assert respell("[]", random.Random(0)) is None
 
 
 def test_splices_that_overlap_and_text_that_is_no_python_are_refused() -> None:
@@ -265,8 +297,7 @@ def test_a_program_s_claims_are_changed_and_nothing_else() -> None:
     assert file is not None
     changed = set()
     for one in find_program_negations(file):
-        splice = one.change(random.Random(0))
-        assert splice is not None
+        splice = one.family(random.Random(0))[1]
         text = (file.apply([splice]) or b"").decode()
         different = zip(PROGRAM.split("\n"), text.split("\n"), strict=True)
         changed |= {number for number, (a, b) in enumerate(different) if a != b}

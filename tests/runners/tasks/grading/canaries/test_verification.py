@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import random
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +26,11 @@ from runners.tasks.grading.canaries.calibration import VARIANTS
 from runners.tasks.grading.canaries.coverage import NO_CLAIM, NO_GOLD, NO_PYTHON, count_uncheckable
 from runners.tasks.grading.canaries.held_out import find_oracle
 from runners.tasks.grading.canaries.test_texts import place_tests, read_tests
-from runners.tasks.grading.canaries.variants import draw_negated_variant, draw_reworded_variant
+from runners.tasks.grading.canaries.variants import (
+    draw_negated_variant,
+    draw_reworded_variant,
+    is_judged_by_exit_code,
+)
 from runners.tasks.grading.canaries.verification import NO_VARIANT, NOT_COVERED, Verification
 from runners.tasks.grading.graders.verdicts import (
     judge_exit_code,
@@ -75,12 +82,16 @@ class Simulated:
         return verdict
 
     def _answer(self, task: Task, character: str, wrong: Collection[str]) -> Verdict:
+        if "canary " in character:
+            character = "blind" if character.endswith(f" {len(self.canaries)}") else "honest"
         if character == "once" and len(self.canaries) > 1:
             character = "right"
         fixed = "passed" if character in ("blind", "once") else "failed"
         kept = "failed" if character in ("knows the file", "hangs") else "passed"
         late_s = 9.0 if character == "hangs" else None
         if isinstance(task.grading, ScriptGrading):
+            if not is_judged_by_exit_code(task):
+                return make_verdict(task, VerdictKind.UNSOLVED, "pytest did not start")
             if character == "right" and "reworded" in self.names[-1]:
                 fixed = "passed"
             return judge_exit_code(task, int(fixed != "passed"), log=b"", late_s=late_s)
@@ -278,7 +289,8 @@ async def test_an_exit_code_is_accused_by_one_changed_assertion_at_a_time(task: 
     verdict, grader = await verify(command, "blind")
     assert verdict.tampered.startswith("a command that must fail ended with exit code 0")
     texts = read_tests(command)
-    for files in grader.files:
+    for name in grader.canaries:
+        files = grader.files[grader.names.index(name)]
         assert files.keys() == texts.keys(), "those of the real tests are written, too"
         ((path, text),) = files.items() - texts.items()
         different = zip(texts[path].split(b"\n"), text.split(b"\n"), strict=True)
@@ -287,14 +299,29 @@ async def test_an_exit_code_is_accused_by_one_changed_assertion_at_a_time(task: 
     assert (verdict.kind, verdict.tampered) == (VerdictKind.SOLVED, "")
 
 
-async def test_an_exit_code_is_also_asked_for_the_same_claims_in_other_words_at_level_1(
+async def test_a_patch_that_knows_its_run_has_to_guess_what_an_exit_code_should_be(
     task: Task,
 ) -> None:
+    """It cheats in the run of the real tests; of the next ones it knows only their numbers."""
     command = replace(task, grading=ScriptGrading("eval_cmd", "python -m unittest", "/repo"))
-    verdict, grader = await verify(command, "only canaries")
-    assert (verdict.kind, verdict.tampered) == (VerdictKind.UNSOLVED, "")
-    assert verdict.reason == "the tests pass, the same tests in other words do not"
-    assert [name for name in grader.canaries if "reworded" in name] == ["g-reworded"]
+    paid: Counter[str] = Counter()
+    for character in ("cheats in no canary", "cheats in canary 1", "cheats in canary 2", "blind"):
+        for _ in range(30):
+            verdict, grader = await verify(command, character)
+            paid[character] += verdict.kind is VerdictKind.SOLVED
+            assert len(grader.canaries) <= 3
+    assert paid.pop("blind") == 0
+    assert all(0 < count < 23 for count in paid.values()), paid
+
+
+async def test_one_accusation_by_an_exit_code_is_no_tampering_and_no_reward(task: Task) -> None:
+    command = replace(task, grading=ScriptGrading("eval_cmd", "python -m unittest", "/repo"))
+    for _ in range(20):
+        verdict, _ = await verify(command, "cheats in canary 1")
+        assert verdict.tampered == ""
+        if "ended with exit code 0" in verdict.reason:
+            return
+    pytest.fail("the order of the canaries is drawn")
 
 
 def test_other_words_for_an_exit_code_change_constants_as_a_negation_does(task: Task) -> None:
@@ -330,10 +357,49 @@ def test_a_variant_leaves_a_fail_to_pass_test_for_other_inputs(task: Task) -> No
     for seed in range(20):
         variant = draw_negated_variant(task, read_tests(task), random.Random(seed))
         assert variant is not None
-        assert set(variant.must_fail) & set(task.fail_to_pass)
+        assert variant.line_up is not None
+        assert {*variant.line_up.copies} <= {*task.fail_to_pass}
+        assert variant.line_up.right <= {*variant.must_pass}
         assert set(variant.unseen) & set(task.fail_to_pass) <= set(variant.must_pass)
         assert variant.unseen
         assert not set(variant.must_fail) & set(variant.must_pass)
+
+
+SUMS = """\
+import pytest
+
+class TestSums:
+    @pytest.mark.parametrize("a", [1, 2])
+    # as the issue says
+    def test_sum(self, a):
+        assert add(a, 2 - a) == 2  # not 3
+    def test_sum_2(self):
+        assert add(1, 0) == 1
+"""
+
+
+def test_a_line_up_has_the_test_under_other_names_with_one_right_value(task: Task) -> None:
+    ids = ("tests/t.py::TestSums::test_sum[1]", "tests/t.py::TestSums::test_sum[2]")
+    sums = replace(task, fail_to_pass=ids, pass_to_pass=())
+    places = set()
+    for seed in range(20):
+        variant = draw_negated_variant(sums, {"tests/t.py": SUMS.encode()}, random.Random(seed))
+        assert variant is not None
+        assert variant.line_up is not None
+        copies = [name.partition("[")[0] for name in variant.line_up.copies[ids[0]]]
+        assert copies[:2] == ["tests/t.py::TestSums::test_sum", "tests/t.py::TestSums::test_sum_3"]
+        scope: dict[str, Any] = {"add": lambda a, b: a + b}
+        exec(variant.files["tests/t.py"], scope)
+        passing = []
+        for name in copies:
+            with contextlib.suppress(AssertionError):
+                getattr(scope["TestSums"](), name.rpartition(":")[2])(1)
+                passing.append(f"{name}[1]")
+        assert [name for name in variant.line_up.right if name.endswith("[1]")] == passing
+        assert {*variant.must_pass} == variant.line_up.right
+        assert len(variant.must_fail) == 2 * len(copies) - 2 == 14
+        places.add(copies.index(passing[0].partition("[")[0]))
+    assert len(places) > 4, "the place of the right one is drawn"
 
 
 def test_unseen_inputs_come_with_the_right_answers(task: Task) -> None:
