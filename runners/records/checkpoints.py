@@ -32,6 +32,12 @@ SHA256 = "761a7acf05dcf9c34ca65e6ee9a536de5e9dd2441ca4a7186209b8434f4fe6ba"
 """Digest of its files (``hash_files``)."""
 KEPT = "policy"
 """A run's folder with its copy."""
+TOKENIZER = "tokenizer"
+"""A run's folder with its copy of another policy's tokenizer."""
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"),
+)
+"""Files that texts are read and written with."""
 
 
 class StartingPolicyError(AgentrlError):
@@ -95,6 +101,24 @@ def keep_policy(run_dir: Path, config: Mapping[str, Any], *, began: bool) -> Pat
             f"the starting policy cannot be kept in {kept}: {error}"
         ) from error
     return kept
+
+
+def keep_tokenizer(run_dir: Path, directory: Path) -> None:
+    """Copy a tokenizer into the run that samples with it, so that a copy of the run has its words
+    on any machine; raises StartingPolicyError.
+    """
+    kept = run_dir / TOKENIZER
+    if kept.is_dir() or directory.resolve().is_relative_to(run_dir.resolve()):
+        return
+    partial = run_dir / f".{TOKENIZER}.partial"
+    try:
+        shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed here
+        partial.mkdir()
+        for file in filter(Path.is_file, map(directory.joinpath, TOKENIZER_FILES)):
+            shutil.copyfile(file, partial / file.name)
+        partial.rename(kept)
+    except OSError as error:
+        raise StartingPolicyError(f"the tokenizer cannot be kept in {kept}: {error}") from error
 
 
 def find_given_files(model: TinyModelConfig) -> tuple[Path | None, Path | None]:

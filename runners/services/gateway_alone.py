@@ -27,6 +27,7 @@ from runners.gateway.gateway_client import program_environment
 from runners.gateway.replicas.replica_set import ReplicaSet
 from runners.gateway.service import serve
 from runners.gateway.settings import GatewaySettings
+from runners.records.checkpoints import keep_tokenizer
 from runners.records.store import STORE_FILE, RunStore, State
 from runners.services.engine_service import start_engine
 from runners.services.faults.wiring import choose_gateway_module, make_gateway_hooks
@@ -72,6 +73,8 @@ async def serve_alone(
         store.set_state(State.RUNNING, gateway=True)
         try:
             async with AsyncExitStack() as exits:
+                if tokenizer is not None:
+                    await asyncio.to_thread(keep_tokenizer, run_dir, tokenizer)
                 starter = ServiceStarter(run_dir, exits, on_exit=service_died)
                 url = await start_engine(config, starter, weights, tokenizer, 0)
                 settings = GatewaySettings.from_config(

@@ -25,6 +25,7 @@ from runners.gateway.refusal import GatewayError
 from runners.gateway.replicas.replica_set import ReplicaSet
 from runners.gateway.settings import GatewaySettings
 from runners.observe.sinks import open_span_feed
+from runners.records.checkpoints import keep_tokenizer
 from runners.records.record import RolloutRecord
 from runners.records.routing import RoutingShape
 from runners.records.store import RunStore
@@ -119,6 +120,8 @@ async def start_services(
     routing = find_captured_shape(config, weights or config.model.path)
     # Before anything starts: a service of a killed driver may hold a port or the file of turns.
     await reap(ledger)
+    if tokenizer is not None:
+        await asyncio.to_thread(keep_tokenizer, run_dir, tokenizer)
     async with AsyncExitStack() as exits:
         starter = ServiceStarter(run_dir, exits, on_service_exit, ledger)
         async with task_group() as starting:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from shutil import copytree, rmtree
 
 import psutil
 import pytest
@@ -110,6 +111,22 @@ async def test_a_program_runs_against_the_engine_and_its_trajectory_is_shown(
     assert "secret" not in environment.values()
     assert not [name for name in environment if "ADMIN" in name]
     assert kept(tmp_path).turns == 2
+
+
+@pytest.mark.integration
+async def test_a_copy_of_a_run_has_its_words_where_its_tokenizer_is_not(
+    agentrl_process: Agentrl, engine: ScriptedEngine, tokenizer: Path, tmp_path: Path
+) -> None:
+    program = ("--", sys.executable, "-c", AGENT)
+    done = await asyncio.to_thread(agentrl_process, *once(engine.url), *program)
+    assert done.code == 3, done.stderr
+    copytree(tmp_path / "recorded", tmp_path / "copy")
+    rmtree(tmp_path / "recorded")
+    rmtree(tokenizer)
+    dumped = await asyncio.to_thread(agentrl_process, "dump-trajectories", "copy", "--out", "out")
+    assert dumped.code == 0, dumped.stderr
+    (line,) = (tmp_path / "out" / "trajectories.jsonl").read_text().splitlines()
+    assert "assistant" in json.loads(line)["raw_prompt"]["text"]
 
 
 @pytest.mark.integration

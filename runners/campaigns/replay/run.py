@@ -96,8 +96,8 @@ def replay(run_dir: Path, rollout: str, overrides: list[str]) -> ReplayResult:
         )
     if tokenizer is None:
         raise ReplayError(
-            f"the tokenizer of the recorded run is not at {stored.model.tokenizer or run_dir}: "
-            "replay where the run was made"
+            f"{run_dir} was recorded by a version that kept no tokenizer, and it is not at "
+            f"{stored.model.tokenizer or run_dir}: replay where the run was made"
         )
     task = _task(config, record.task_id)
     with tempfile.TemporaryDirectory(prefix="agentrl-replay-") as work:

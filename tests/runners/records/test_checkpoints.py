@@ -19,6 +19,7 @@ from runners.records.checkpoints import (
     find_run_policy,
     find_shipped_policy,
     keep_policy,
+    keep_tokenizer,
 )
 from runners.records.tokenizer import load_tokenizer, write_tiny_tokenizer
 
@@ -56,6 +57,31 @@ def test_a_run_keeps_the_policy_that_it_began_with(tmp_path: Path) -> None:
     assert keep_policy(tmp_path, CONFIG, began=True) == kept
     assert (kept / "config.json").read_text() == "of another version"
     assert find_run_policy(tmp_path, CONFIG) == kept
+
+
+def test_a_run_keeps_the_tokenizer_that_it_began_with_and_nothing_else(tmp_path: Path) -> None:
+    given, run_dir = tmp_path / "model", tmp_path / "run"
+    write_tiny_tokenizer(given)
+    (given / "model.safetensors").write_bytes(b"weights")
+    (run_dir / ".tokenizer.partial").mkdir(parents=True)
+    keep_tokenizer(run_dir, given)
+    kept = run_dir / "tokenizer"
+    assert load_tokenizer(kept).decode([5, 6]) == load_tokenizer(given).decode([5, 6])
+    assert sorted(file.name for file in run_dir.rglob("*.*") if file.is_file()) == [
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    (given / "tokenizer.json").write_text("of another model")
+    keep_tokenizer(run_dir, given)
+    assert load_tokenizer(kept).vocab_size > 0
+    keep_tokenizer(tmp_path, kept)
+    assert not (tmp_path / "tokenizer").exists(), "it is in the run already"
+
+
+def test_a_tokenizer_that_cannot_be_kept_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file")
+    with pytest.raises(StartingPolicyError, match="the tokenizer cannot be kept in"):
+        keep_tokenizer(tmp_path / "run", write_tiny_tokenizer(tmp_path / "model"))
 
 
 def test_an_earlier_run_goes_on_with_its_cached_policy_or_its_newest_checkpoint(

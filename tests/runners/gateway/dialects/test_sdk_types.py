@@ -134,7 +134,7 @@ def test_every_message_of_chat_completions_is_read() -> None:
         for message in examples(module.ChatCompletionMessageParam)
     )
     count, faults = refused("/v1/chat/completions", bodies)
-    assert count > 40
+    assert count > 30  # 50 of today's SDK, 34 of that in slime's image
     assert faults == {}
 
 
@@ -164,7 +164,7 @@ def test_every_message_of_anthropic_s_api_is_read(name: str) -> None:
         if _is_of_its_role(message)
     )
     count, faults = refused("/v1/messages", bodies)
-    assert count > 40
+    assert count > 30  # 50 of today's SDK, 34 of that in slime's image
     assert faults == {}
 
 
