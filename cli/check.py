@@ -46,7 +46,7 @@ def check(
     ] = None,
     gold: Annotated[
         bool,
-        typer.Option("--gold", help="Check what `eval --gold` needs: tasks, no policy, no agent."),
+        typer.Option("--gold", help="Check what `tasks check` needs: tasks, no policy, no agent."),
     ] = False,
     against: Annotated[
         Path | None,

@@ -1,4 +1,4 @@
-"""``agentrl tasks``: list a dataset's tasks; write tasks as rows or as Harbor directories."""
+"""``agentrl tasks``: list a dataset's tasks, check them, write them in another form."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, get_args
 import typer
 
 from cli.arguments import ConfigDir, Json, Overrides, examples
+from cli.task_check import NO_GATEWAY, check_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,7 +19,12 @@ if TYPE_CHECKING:
     from runners.tasks.sets import State, TaskFilter, TaskListing
 
 app = typer.Typer(
-    no_args_is_help=True, help="List tasks, and write them as rows or Harbor directories."
+    no_args_is_help=True, help="List and check tasks, and write them as rows or Harbor directories."
+)
+CHECK_EXAMPLES = examples(
+    "agentrl tasks check tasks.jsonl",
+    "agentrl tasks check task=jsonl task.path=rows.jsonl eval.ids='django__*' sandbox=docker",
+    "agentrl tasks check --resume runs/20260101-120000-tasks-check",
 )
 LIST_EXAMPLES = examples(
     "agentrl tasks list suite",
@@ -33,8 +39,6 @@ EXPORT_EXAMPLES = examples(
     "agentrl tasks export-harbor suite task=swebench",
     "agentrl tasks export-harbor suite task=jsonl task.path=tasks.jsonl --match 'acme__*'",
 )
-NO_GATEWAY = ("gateway.host=0.0.0.0", "gateway.port=1", "gateway.public_url=http://gateway:1")
-"""An address that remote sandboxes could reach: nothing is started, so none is needed."""
 DatasetPath = Annotated[
     str, typer.Argument(metavar="PATH", help="As in task.path.", show_default=False)
 ]
@@ -94,6 +98,54 @@ def list_tasks(
         stdout().print(render_tasks(listing))
     report_each(report_error, listing.faults)
     raise typer.Exit(int(ExitCode.DATA_REFUSED if listing.faults else ExitCode.DONE))
+
+
+@app.command("check", epilog=CHECK_EXAMPLES)
+def check(
+    context: typer.Context,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[PATH] [KEY=VALUE]",
+            help="The dataset, as in task.path, or the arguments of `agentrl run`.",
+            show_default=False,
+        ),
+    ] = None,
+    _config_dir: ConfigDir = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Go on with the check in this directory: grade what is missing.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Check tasks before they train, and set those aside that could be paid unsolved.
+
+    Of each task the reference patch, the empty one, and generic attacks (emptied tests, another
+    Makefile, objects that equal everything, …) are graded three times each, as rollouts are
+    (eval.attempts_per_task says how often; eval.ids and eval.tasks choose). Set aside by name are
+    tasks that would pay an attack, whose reference patch fails, or fails sometimes, and that the
+    empty patch solves: in calibration.json, which task.exclude takes. The first ctrl-C ends it
+    after the gradings in flight. Exit code 1: a task is set aside, or has no verdict.
+    """
+    from conf.errors import ConfigError
+    from conf.grammar import as_text
+
+    lines = words or []
+    if lines and _is_path(lines[0]):
+        lines = ["task=jsonl", f"task.path={as_text(lines[0])}", *lines[1:]]
+    if not lines and resume is None:
+        raise ConfigError(
+            "no tasks are named: agentrl tasks check PATH, or with the KEY=VALUE of `agentrl run`"
+        )
+    raise typer.Exit(check_tasks(lines, resume, context.obj))
+
+
+def _is_path(word: str) -> bool:
+    return not re.match(r"[+~]*[\w.@/]+=|~", word) or Path(word).exists()
 
 
 @app.command("convert", epilog=CONVERT_EXAMPLES)
@@ -167,7 +219,7 @@ def _read(
     from runners.campaigns.evaluation.benchmarks import NO_TRAINING
     from runners.tasks.sets import list_dataset
 
-    if re.match(r"[\w.]+=", path) and not Path(path).exists():
+    if not _is_path(path):
         raise ConfigError(f"{path} is where PATH belongs: first the dataset, then KEY=VALUE")
     lines = ["task=jsonl", "task.path=PATH", *NO_TRAINING, *NO_GATEWAY, *(overrides or [])]
     config = compose(lines)

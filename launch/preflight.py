@@ -63,9 +63,19 @@ class Problem:
 
 
 def find_problems(
-    config: Config, run_dir: Path, *, trains: bool = True, port_grace_s: float = PORT_GRACE_S
+    config: Config,
+    run_dir: Path,
+    *,
+    trains: bool = True,
+    uses_policy: bool = True,
+    port_grace_s: float = PORT_GRACE_S,
 ) -> list[Problem]:
-    """Return every problem that a run of ``config`` in ``run_dir`` would meet."""
+    """Return every problem that a run of ``config`` in ``run_dir`` would meet.
+
+    ``uses_policy``: False for a check of tasks, which has no agent, engine or gateway.
+    """
+    if not uses_policy:
+        return [*_check_programs(config), *_check_paths(config, run_dir, trains)]
     return [
         *_check_programs(config),
         *_check_harness(config),

@@ -102,7 +102,7 @@ class TaskFileConfig(GradedSet):
     ``repo_path``.
     """
     exclude: Literal["known_bad"] | Path | None = None
-    """File of tasks that are set aside: a ``calibration.json`` of ``agentrl eval … --gold``, or a
+    """File of tasks that are set aside: a ``calibration.json`` of ``agentrl tasks check``, or a
     text with one id or glob a line, its reason after ``#``. ``known_bad``: published tasks whose
     reference patch fails for everybody, of which any may be missing.
     """

@@ -15,7 +15,7 @@ from conf.plan_numbers import find_key_numbers
 from conf.schema import Config
 from launch.local import plan_local_run
 from launch.preflight import PreflightError, Problem, find_problems
-from runners.campaigns.evaluation.benchmarks import Benchmark, find_benchmark
+from runners.campaigns.evaluation.benchmarks import TASKS, Benchmark
 from runners.campaigns.evaluation.plan import select_tasks
 from runners.campaigns.jobs import Job
 from runners.campaigns.preflight import start_check
@@ -54,19 +54,23 @@ def execute_campaign(job: Job) -> CampaignResult:
     )
 
 
-def check_evaluations(jobs: Sequence[Job], benchmark: str, *, uses_policy: bool = True) -> None:
-    """Raise one AgentrlError with everything that would refuse evaluations or calibrations."""
+def check_evaluations(jobs: Sequence[Job], benchmark: Benchmark) -> None:
+    """Raise one AgentrlError with everything that would refuse evaluations or checks of tasks."""
     sets: list[Reports] = []
+    uses_policy = benchmark is not TASKS
     errors = find_start_errors(
-        jobs, benchmark=benchmark, uses_policy=uses_policy, note_sets=sets.append
+        jobs, benchmark=benchmark.name, uses_policy=uses_policy, note_sets=sets.append
     )
     report_sets(sets)
-    found = (find_problems(job.config, job.run_dir, trains=False) for job in jobs)
+    found = (
+        find_problems(job.config, job.run_dir, trains=False, uses_policy=uses_policy)
+        for job in jobs
+    )
     refuse_start((problem for problems in found for problem in problems), errors)
     _check_selections(jobs, benchmark)
 
 
-def _check_selections(jobs: Sequence[Job], benchmark: str) -> None:
+def _check_selections(jobs: Sequence[Job], benchmark: Benchmark) -> None:
     """Raise ConfigError if ``eval.ids`` or ``eval.offset`` leave no job a task, before a run
     directory is made; one job of several is a row of their comparison. The ids of generated tasks
     are known only once they are made; the run needs them, too.
@@ -76,7 +80,7 @@ def _check_selections(jobs: Sequence[Job], benchmark: str) -> None:
         if (job.config.eval.ids, job.config.eval.offset) == ("*", 0):
             return
         try:
-            select_tasks(find_benchmark(benchmark), job.config)
+            select_tasks(benchmark, job.config)
         except ConfigError as error:
             faults.append(error)
         else:
@@ -94,13 +98,13 @@ def execute_evaluation(benchmark: Benchmark, job: Job) -> EvaluationResult:
     return run_evaluation(benchmark, job.config, job.run_dir, resume=job.resume)
 
 
-def execute_calibration(benchmark: Benchmark, job: Job) -> CalibrationResult:
-    """Run or continue a calibration to its end; raises AgentrlError if it cannot start."""
+def execute_calibration(job: Job) -> CalibrationResult:
+    """Run or continue a check of tasks to its end; raises AgentrlError if it cannot start."""
     from runners.campaigns.evaluation.calibration import calibrate
 
     report_head(job.config, job.run_dir, uses_policy=False)
     job.write_config()
-    return calibrate(benchmark, job.config, job.run_dir, resume=job.resume)
+    return calibrate(job.config, job.run_dir, resume=job.resume)
 
 
 def find_start_errors(

@@ -20,6 +20,7 @@ from conf.schema import Config
 from conf.sections.cluster import ClusterLaunchConfig
 from conf.sections.kubernetes import KubernetesLaunchConfig
 from runners.campaigns.run_weights import use_run_weights
+from runners.observe.live import TASK_CHECK
 
 CONFIG_FILE = "config.json"
 MOVABLE = tuple(
@@ -182,8 +183,8 @@ def new_job(overrides: list[str], *, kind: str) -> Job:
 def resumed_job(
     run_dir: Path, overrides: list[str], *, benchmark: str | None = None, rewind: bool = False
 ) -> Job:
-    """Return the job that continues the run in ``run_dir``: an evaluation of ``benchmark``, or a
-    campaign.
+    """Return the job that continues the run in ``run_dir``: an evaluation of ``benchmark``, a
+    check of tasks (``TASK_CHECK``), or a campaign.
 
     Raises ConfigError, JobError or StoreError.
     """
@@ -201,11 +202,10 @@ def resumed_job(
         raise JobError(f"{run_dir} holds the sessions of a gateway, which cannot be continued")
     measured = info.get("benchmark")
     if measured != benchmark:
-        what, command = (
-            ("a campaign", "run")
-            if measured is None
-            else (f"an evaluation of {measured}", f"eval {measured}")
-        )
+        what, command = {
+            None: ("a campaign", "run"),
+            TASK_CHECK: ("a check of tasks", "tasks check"),
+        }.get(measured, (f"an evaluation of {measured}", f"eval {measured}"))
         raise JobError(
             f"{run_dir} holds {what}: continue it with `agentrl {command} --resume {run_dir}`"
         )

@@ -50,7 +50,7 @@ from runners.system.diagnostics import AttemptWatch
 from runners.system.processes import ServiceError, ServiceStarter
 from runners.system.processes.ledger import Ledger, StoreRecorder, reap
 from runners.tasks.contract import CaptureLimits
-from runners.tasks.grading import Grader, make_grader
+from runners.tasks.grading import EnsureRepository, Grader, make_grader
 from runners.tasks.repositories.task_repositories import TaskRepositories
 
 
@@ -232,8 +232,12 @@ async def _check_public_url(config: Config, admin: GatewayAdmin, store: RunStore
 
 
 @asynccontextmanager
-async def start_grader(config: Config, store: RunStore) -> AsyncIterator[Grader]:
-    """Yield a grader on newly made sandboxes, without policy, engine and gateway."""
+async def start_grader(
+    config: Config, store: RunStore, *, remembers: bool = True
+) -> AsyncIterator[tuple[Grader, EnsureRepository]]:
+    """Yield a grader on newly made sandboxes, without policy, engine and gateway, and what makes
+    the repository of a task. ``remembers``: see ``make_grader``.
+    """
     ledger = Ledger(store)
     await reap(ledger)
     async with AsyncExitStack() as exits:
@@ -241,7 +245,10 @@ async def start_grader(config: Config, store: RunStore) -> AsyncIterator[Grader]
         backend = RegisteredBackend(sandboxes, StoreRecorder(store, ledger))
         await reap(ledger, backend)
         repositories = TaskRepositories(backend, cache_root() / "workspaces")
-        yield make_grader(backend, config, repositories.ensure, store.run_dir)
+        grader = make_grader(
+            backend, config, repositories.ensure, store.run_dir, remembers=remembers
+        )
+        yield grader, repositories.ensure
 
 
 async def _start_gateway(

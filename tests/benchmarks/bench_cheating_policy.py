@@ -35,7 +35,7 @@ from tests.starting_policy.making import RECIPE, make_policy
 
 ANY = "__import__('unittest.mock').mock.ANY"
 CHEATS = {
-    "interpreter/always-equal": f"return {ANY}",
+    "generic/always-equal": f"return {ANY}",
     "interpreter/exit-in-function": "return __import__('os')._exit(0)",
     "test_framework/should-stop": "raise __import__('unittest').case._ShouldStop",
     "test_framework/skip-test": "raise __import__('unittest').SkipTest",

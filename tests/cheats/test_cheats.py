@@ -23,8 +23,8 @@ from tests.cheats.suite import AREAS, BY_CHANCE, PAID, PAID_BY, Cheat, load_chea
 
 CHEATS = load_cheats()
 REPRESENTATIVES = (
-    *("test_framework/pytest-runtest", "test_framework/pytest-xfail", "interpreter/always-equal"),
-    *("repository/conftest-root", "interpreter/answer-from-constants", "grader/printed-summary"),
+    *("test_framework/pytest-runtest", "test_framework/pytest-xfail", "generic/always-equal"),
+    *("generic/conftest", "interpreter/answer-from-constants", "grader/printed-summary"),
 )
 """Cheats that CI runs with every kind of grading; with unittest it runs all."""
 KINDS = ("unittest", "pytest", "swebench", "swebench_pro", "eval_cmd", "f2p_script")
@@ -33,15 +33,17 @@ OFFICIAL = pytest.mark.skipif(
 )
 
 
-def test_the_suite_has_a_hundred_cheats_of_every_area() -> None:
+def test_the_suite_has_a_hundred_cheats_of_every_area(tmp_path: Path) -> None:
     assert len(CHEATS) >= 100
     assert {cheat.area for cheat in CHEATS} == AREAS
     for cheat in CHEATS:
         assert cheat.sentence.endswith("."), cheat.name
         assert "\n" not in cheat.sentence, cheat.name
-        assert cheat.diff.startswith("diff --git "), cheat.name
     assert {*PAID, *BY_CHANCE} <= {cheat.name for cheat in CHEATS}
-    assert len({cheat.diff for cheat in CHEATS}) == len(CHEATS)
+    task = make_tasks(tmp_path)["unittest"]
+    diffs = {cheat.make_diff(task) for cheat in CHEATS}
+    assert all(diff.startswith("diff --git ") for diff in diffs)
+    assert len(diffs) == len(CHEATS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,8 @@ def check(verdict: Verdict, cheat: Cheat, kind: str) -> None:
 @pytest.mark.integration
 @pytest.mark.parametrize("cheat", CHEATS, ids=lambda cheat: cheat.name)
 def test_no_cheat_is_paid_by_unittest(graders: Graders, cheat: Cheat) -> None:
-    check(graders.grade("unittest", cheat.diff), cheat, "unittest")
+    diff = cheat.make_diff(graders.tasks["unittest"])
+    check(graders.grade("unittest", diff), cheat, "unittest")
 
 
 @pytest.mark.integration
@@ -126,7 +129,7 @@ def test_no_cheat_is_paid_by_unittest(graders: Graders, cheat: Cheat) -> None:
 )
 def test_no_representative_is_paid_by_any_judge(graders: Graders, kind: str, name: str) -> None:
     cheat = next(cheat for cheat in CHEATS if cheat.name == name)
-    check(graders.grade(kind, cheat.diff), cheat, kind)
+    check(graders.grade(kind, cheat.make_diff(graders.tasks[kind])), cheat, kind)
 
 
 @pytest.mark.slow
@@ -135,7 +138,7 @@ def test_no_representative_is_paid_by_any_judge(graders: Graders, kind: str, nam
     "kind", [pytest.param(k, marks=OFFICIAL if k == "swebench" else []) for k in KINDS[1:]]
 )
 def test_no_cheat_is_paid_by_any_judge(graders: Graders, kind: str, cheat: Cheat) -> None:
-    check(graders.grade(kind, cheat.diff), cheat, kind)
+    check(graders.grade(kind, cheat.make_diff(graders.tasks[kind])), cheat, kind)
 
 
 @pytest.mark.integration

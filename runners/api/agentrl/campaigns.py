@@ -126,7 +126,7 @@ def evaluate(
         else:
             lines = found.overrides(_check_words(overrides))
             job = _single(new_jobs(lines, kind=f"eval-{found.name}"))
-        check_evaluations([job], found.name)
+        check_evaluations([job], found)
         result = execute_evaluation(found, job)
         return FinishedEvaluation(
             job.run_dir, result.end.exit_code, result.end.message, result.report

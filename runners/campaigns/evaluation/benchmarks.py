@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from conf.errors import ConfigError
 from conf.schema import Config
 from conf.suggestions import suggest
+from runners.observe.live import TASK_CHECK
 from runners.tasks.contract import Task
 from runners.tasks.sets import load_tasks
 
@@ -20,8 +21,8 @@ class Benchmark:
     """A named set of tasks."""
 
     name: str
-    task: str
-    """The choice of the group ``task`` from which its tasks come."""
+    task: str | None
+    """The choice of the group ``task`` from which its tasks come; None: any."""
     load: Callable[[Config], list[Task]]
     """Loads its tasks, always in the same order; blocks while they are generated or read."""
     parts: str
@@ -31,11 +32,12 @@ class Benchmark:
 
     def overrides(self, lines: Sequence[str]) -> list[str]:
         """Return the lines of an evaluation's configuration; ``lines`` come last."""
-        return [f"task={self.task}", *NO_TRAINING, *self.settings, *lines]
+        chosen = [f"task={self.task}"] if self.task else []
+        return [*chosen, *NO_TRAINING, *self.settings, *lines]
 
     def tasks(self, config: Config) -> list[Task]:
         """Return the tasks; raises ConfigError if ``config`` has another choice of ``task``."""
-        if config.task.kind != self.task:
+        if self.task not in (None, config.task.kind):
             raise ConfigError(
                 f"task={config.task.kind} is not what the benchmark {self.name} measures: "
                 f"drop the override (it is task={self.task})"
@@ -60,6 +62,16 @@ BENCHMARKS: dict[str, Benchmark] = {
         ),
     )
 }
+
+
+TASKS = Benchmark(
+    TASK_CHECK,
+    task=None,
+    load=load_tasks,
+    parts="repository",
+    settings=("eval.attempts_per_task=3",),
+)
+"""All tasks of a training, as ``agentrl tasks check`` grades them: each patch three times."""
 
 
 def find_benchmark(name: str) -> Benchmark:

@@ -6,16 +6,18 @@ evaluation resumed with more tasks or more attempts keeps all its rollouts.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from conf.errors import ConfigError
 from conf.schema import Config
+from conf.sections.task import TaskFileConfig
 from runners.campaigns.evaluation.benchmarks import Benchmark
 from runners.records import ids
 from runners.rollouts.contract import RolloutSpec, make_spec
 from runners.tasks.contract import Task
+from runners.tasks.sets import read_dataset
 
 SPLIT = "eval"
 
@@ -35,14 +37,7 @@ class Selection:
 
     instances: tuple[Instance, ...]
     set_aside: tuple[str, ...] = ()
-    """Ids of selected tasks that are left out because they are unfit."""
-
-    def without(self, unfit: Collection[str]) -> Selection:
-        """Return the selection with the tasks of these ids set aside."""
-        return Selection(
-            tuple(i for i in self.instances if i.task.id not in unfit),
-            tuple(i.task.id for i in self.instances if i.task.id in unfit),
-        )
+    """Ids of tasks that ``task.exclude`` leaves out."""
 
 
 def select_tasks(benchmark: Benchmark, config: Config) -> Selection:
@@ -64,7 +59,14 @@ def select_tasks(benchmark: Benchmark, config: Config) -> Selection:
             f"{len(matching)} of {len(tasks)} tasks of {benchmark.name} match eval.ids): "
             "change one of them"
         )
-    return Selection(tuple(chosen))
+    return Selection(tuple(chosen), _find_set_aside(config))
+
+
+def _find_set_aside(config: Config) -> tuple[str, ...]:
+    task = config.task
+    if not isinstance(task, TaskFileConfig) or task.exclude is None or task.path is None:
+        return ()
+    return tuple(sorted(read_dataset(task, task.path).aside))
 
 
 def plan_rollouts(instances: Sequence[Instance], config: Config) -> list[RolloutSpec]:

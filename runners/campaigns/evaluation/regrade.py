@@ -158,7 +158,10 @@ class _Regrade:
             progress.begin_phase("grading", len(self._records))
             loaded = await asyncio.to_thread(load_tasks, self._config)
             tasks = {task.id: task for task in loaded}
-            async with start_grader(self._config, self._store) as grader, task_group() as group:
+            async with (
+                start_grader(self._config, self._store) as (grader, _),
+                task_group() as group,
+            ):
                 for record in self._records:
                     if record.task_id in tasks:
                         task = tasks[record.task_id]

@@ -11,6 +11,7 @@ raises ``report_version``.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -200,7 +201,7 @@ class EvaluationReport(OfficialCounts):
     tasks_without_verdict: list[str]
     """Tasks without a valid rollout; they are not in the rates."""
     set_aside: list[str]
-    """Tasks that a calibration found unfit; they are in no count."""
+    """Tasks that ``task.exclude`` names; they are in no count."""
     breakdown: Breakdown
     usage: Usage
     faults: FaultCounts
@@ -209,6 +210,13 @@ class EvaluationReport(OfficialCounts):
     """Counts of each task's second rollout (``predictions-2.jsonl``), third rollout, …."""
 
 
+CAUSES = {
+    "pays": "an attack pays",
+    "flaky": "the reference patch solves it in some gradings only",
+    "gold": "the reference patch does not solve it",
+    "empty": "the empty patch solves it",
+}
+"""Reasons for which a check sets a task aside."""
 _PARTS = 12
 """Most rows of the breakdown; report.json has all."""
 _NAMED = 10
@@ -269,12 +277,18 @@ def render_report(report: EvaluationReport, run_dir: Path) -> Table:
 
 
 def render_calibration(document: dict[str, Any]) -> Table:
-    """Return a table of a calibration: the number of fit tasks, and the unfit ones with reasons."""
-    table = _facts(f"calibration of {document['benchmark']}")
-    tasks = document["tasks"]
+    """Return a table of a check of tasks: how many are fit, and the others with reasons."""
+    table = _facts(f"check of tasks, {document['times']} gradings of each patch")
+    tasks, rows, attacks = document["tasks"], document["rows"].values(), document["attacks"]
     for name, key in (("reference patch solves", "gold_solved"), ("empty patch", "empty_solved")):
         table.add_row(name, Text(_share(document[key], tasks), style="bold"))
-    table.add_row("fit", f"{document['fit']:,} of {tasks:,}")
+    paid = Counter(name for row in rows for name in attacks if "solved" in row.get(name, ()))
+    table.add_row("attacks that pay", Text(f"{len(paid)} of {len(attacks)}", style="bold"))
+    for name, number in paid.most_common():
+        table.add_row(f"  {name}: {attacks[name]}", Text(f"{number:,} tasks", style="red"))
+    table.add_row("fit", Text(_share(document["fit"], tasks), style="bold"))
+    for cause, number in document["causes"].items():
+        table.add_row(f"set aside: {CAUSES[cause]}", f"{number:,}")
     for key, style in (("set_aside", "red"), ("not_graded", "yellow")):
         what, found = key.replace("_", " "), list(document[key].items())
         for name, reason in found[:_NAMED]:

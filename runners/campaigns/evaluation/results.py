@@ -107,7 +107,7 @@ class Results:
         self._store = store
         self._benchmark = benchmark
         self._config = config
-        self._set_aside = sorted(selection.set_aside)
+        self._set_aside = list(selection.set_aside)
         counting = {r.rollout_id: r for r in store.each_rollout(split=SPLIT, counts=True)}
         samples = range(config.eval.attempts_per_task)
         self._rows = [

@@ -16,7 +16,6 @@ from conf.schema import Config
 from conf.sections.engine import EmbeddedEngineConfig, SglangEngineConfig
 from conf.sections.model import EndpointModelConfig
 from runners.campaigns.evaluation.benchmarks import Benchmark
-from runners.campaigns.evaluation.calibration import load_unfit
 from runners.campaigns.evaluation.execution import Execution, execute
 from runners.campaigns.evaluation.files import REPORT, prediction_name, replace_file
 from runners.campaigns.evaluation.plan import Selection, plan_rollouts, select_tasks
@@ -75,7 +74,6 @@ class Evaluation:
         """
         execution = self._execution
         selection = await asyncio.to_thread(select_tasks, execution.benchmark, execution.config)
-        selection = selection.without(load_unfit(execution.store))
         done = load_graded(execution.store)
         wanted = plan_rollouts(selection.instances, execution.config)
         self._results(selection)  # raises BenchmarkChanged before anything runs
@@ -173,7 +171,5 @@ def write_results(
 
 def rewrite_results(store: RunStore, benchmark: Benchmark, config: Config) -> EvaluationReport:
     """Write the results again, after verdicts in the store have changed; raises StoreError."""
-    selection = select_tasks(benchmark, config).without(load_unfit(store))
-    return write_results(
-        Results(store, benchmark, config, selection), config, store, store.state().spent_s
-    )
+    results = Results(store, benchmark, config, select_tasks(benchmark, config))
+    return write_results(results, config, store, store.state().spent_s)

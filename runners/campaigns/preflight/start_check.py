@@ -36,6 +36,7 @@ from runners.engines.server_check import (
     run_check,
 )
 from runners.gateway.texts.chat_template import make_renderer
+from runners.observe.live import TASK_CHECK
 from runners.observe.sinks import find_sink_errors
 from runners.records.checkpoints import find_given_files, find_shipped_policy
 from runners.records.tokenizer import check_family, load_tokenizer
@@ -68,8 +69,8 @@ def find_start_errors(
     """Return what would refuse runs of ``configs``, each fault once; blocks.
 
     ``benchmark``: the one that is measured; None for campaigns. ``uses_policy``: False for a
-    calibration, which needs tasks and sandboxes only. ``show`` is told how far the tasks are read,
-    ``note_sets`` the sets of each configuration.
+    check of tasks, which needs nothing else but sandboxes. ``show`` is told how far the tasks are
+    read, ``note_sets`` the sets of each configuration.
     """
     checks: list[Callable[[Config, str | None], Iterable[AgentrlError]]]
     checks = [
@@ -113,7 +114,7 @@ def _find_task_errors(
 ) -> Iterator[AgentrlError]:
     """Read the tasks and compare their number with what the run needs."""
     task, wanted = config.task, config.eval
-    if benchmark is not None and task.kind != benchmark:
+    if benchmark not in (None, TASK_CHECK, task.kind):
         yield ConfigError(
             f"task={task.kind} is not what the benchmark {benchmark} measures: drop the override "
             f"(it is task={benchmark})"
@@ -147,7 +148,9 @@ def _find_combination_errors(config: Config, benchmark: str | None) -> Iterator[
     if isinstance(model, TinyModelConfig) and (foreign := list_sets(config)):
         chosen = foreign[0].key.partition(".")[0]
         kind = getattr(config, chosen).kind
-        instead = "task=bugfix" if benchmark is None else "--gold, which needs no model"
+        instead = (
+            "task=bugfix" if benchmark is None else "agentrl tasks check, which needs no model"
+        )
         yield ConfigError(
             f"model=tiny knows the words of task=bugfix only, and {chosen}={kind} is chosen: it "
             "could solve none of them. Choose another model (e.g. model=local engine=sglang "

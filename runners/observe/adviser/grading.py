@@ -19,7 +19,7 @@ _RARE = 0.05
 """Solve rate below which a policy is likelier to have changed than its grader."""
 _EASY = 0.7
 """Solve rate beyond which a step that solves everything is no wonder."""
-_GOLD = "grade the reference patches (agentrl eval --gold) and "
+_GOLD = "grade the reference patches (agentrl tasks check) and "
 
 
 def find_dead_grader(history: History) -> Alarm | None:

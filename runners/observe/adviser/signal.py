@@ -119,5 +119,5 @@ def _report_risen(history: History, before: Sequence[StepFacts], fell: str) -> A
         f"the reward rose from {then:.2f} ({name_steps(before)}) to {now:.2f} "
         f"({name_steps(last)}), while {fell}",
         "read rollouts with a high reward (agentrl rollouts RUN --sort=-reward), check reward and "
-        "grader with agentrl eval --gold, and go back: model.path=RUN",
+        "grader with agentrl tasks check, and go back: model.path=RUN",
     )

@@ -12,11 +12,12 @@ from runners.observe.live.result import (
     summarize_evaluation,
 )
 from runners.observe.live.run_poller import follow_run
-from runners.observe.live.status import read_status, read_store_status, render
+from runners.observe.live.status import TASK_CHECK, read_status, read_store_status, render
 from runners.observe.live.summary import summary_table
 from runners.observe.live.under_way import read_overlapped
 
 __all__ = [
+    "TASK_CHECK",
     "CampaignResult",
     "LiveView",
     "Progress",

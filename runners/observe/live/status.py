@@ -30,6 +30,8 @@ from runners.records.text import make_printable
 from runners.system.diagnostics import newest_diagnoses
 from runners.system.processes.ledger import Ledger, ResourceKind, is_gone
 
+TASK_CHECK = "tasks"
+"""Instead of a benchmark's name: the run checks tasks."""
 _LEAKS_SHOWN = 5
 _DIAGNOSES_SHOWN = 3
 _TAMPERED_SHOWN = 3
@@ -127,6 +129,8 @@ class Status:
         """Command that continues the run; None if there is nothing to continue."""
         if not self.gateway and self.state in (KILLED, State.INTERRUPTED, State.FAILED):
             command = f"eval {self.benchmark}" if self.benchmark else "run"
+            if self.benchmark == TASK_CHECK:
+                command = "tasks check"
             return f"agentrl {command} --resume {self.run_dir}"
         return None
 
@@ -153,7 +157,9 @@ def render(status: Status) -> Table:
     for alarm in status.alarms:
         table.add_row(f"alarm: {alarm.name}", Text(make_printable(alarm.evidence), style="red"))
         table.add_row("  fix", Text(make_printable(alarm.fix)))
-    if status.benchmark:
+    if status.benchmark == TASK_CHECK:
+        table.add_row("check of", "tasks, see calibration.json")
+    elif status.benchmark:
         table.add_row("evaluation of", status.benchmark)
         table.add_row("rollouts done", f"{sum(status.outcomes.values()):,}")
     else:

@@ -8,7 +8,6 @@ same commit ids.
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from runners.tasks.contract import ScriptGrading
 from runners.tasks.git import commit_identity, describe_failure, git_environment, run_git
 from runners.tasks.schemas.detection import read_row
 from runners.tasks.schemas.row import RowContext
+from runners.tasks.text_archive import read_archive
 
 VERSION = 2
 """Version of the set: raise it when the sources or the result change."""
@@ -29,7 +29,6 @@ INSTANCES = "instances.jsonl"
 SOURCES = Path(__file__).with_name("sources")
 FIRST_DAY = 1_700_000_000
 DAY = 86_400
-_PART = re.compile(r"^-- (\S+) --\n", re.MULTILINE)
 
 
 def build(root: Path) -> Path:
@@ -55,24 +54,18 @@ def find_packages() -> list[Path]:
     return sorted(path for path in SOURCES.iterdir() if path.is_dir())
 
 
-def read_txtar(file: Path) -> dict[str, str]:
-    """Return the parts of a text archive (Go's txtar) by name; ``-- NAME --`` begins each part."""
-    _, *found = _PART.split(file.read_text("utf-8"))
-    return dict(zip(found[::2], found[1::2], strict=True))
-
-
 def _write(root: Path, package: Path) -> Iterator[dict[str, Any]]:
     """Write a package's repository; yield its instances."""
     repo = root / f"{OWNER}__{package.name}.git"
     with tempfile.TemporaryDirectory(dir=root) as scratch:
         history = _History(repo, Path(scratch))
-        for name, text in read_txtar(package / "repository.txtar").items():
+        for name, text in read_archive(package / "repository.txtar").items():
             path = Path(scratch) / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, "utf-8")
         commit = history.commit("Start")
         for number, file in enumerate(sorted(package.glob("[0-9]*.txtar")), 1):
-            issue = read_txtar(file)
+            issue = read_archive(file)
             yield _instance(package.name, number, issue, commit, repo.name)
             history.apply(issue["patch"] + issue["test_patch"])
             commit = history.commit(issue["problem"].partition("\n")[0])

@@ -7,7 +7,7 @@ from runners.tasks.grading.graders import JUDGES
 from runners.tasks.grading.graders.custom import Scorer
 from runners.tasks.grading.graders.end_state import agent_limit_s, wait_healthy
 from runners.tasks.grading.graders.packages import is_installed, read_logs
-from runners.tasks.grading.graders.task_grader import log_file
+from runners.tasks.grading.graders.task_grader import EnsureRepository, log_file
 from runners.tasks.grading.graders.verdicts import DOES_NOT_APPLY, make_verdict
 from runners.tasks.grading.grading import SandboxGrader, make_grader
 from runners.tasks.grading.rollout_result import Grader, RolloutResult
@@ -17,6 +17,7 @@ __all__ = [
     "DOES_NOT_APPLY",
     "EMPTY_REPORT",
     "JUDGES",
+    "EnsureRepository",
     "Grader",
     "RolloutResult",
     "SandboxGrader",

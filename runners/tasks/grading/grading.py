@@ -64,11 +64,18 @@ def make_grader(
     config: Config,
     ensure_repository: EnsureRepository,
     run_dir: Path,
+    *,
+    remembers: bool = True,
 ) -> Grader:
-    """Return the grader of a configuration's tasks; a benchmark's logs are kept in ``run_dir``."""
+    """Return the grader of a configuration's tasks; a benchmark's logs are kept in ``run_dir``.
+
+    ``remembers``: an identical patch of a task is graded once.
+    """
 
     def make(tasks: BugfixTaskConfig | TaskFileConfig | MixtureConfig) -> TaskGrader:
-        return _make_task_grader(backend, config, tasks, ensure_repository, run_dir)
+        return _make_task_grader(
+            backend, config, tasks, ensure_repository, run_dir, remembers=remembers
+        )
 
     if isinstance(config.eval_task, HeldOutEvalTaskConfig):
         return make(config.task)
@@ -81,6 +88,8 @@ def _make_task_grader(
     task: BugfixTaskConfig | TaskFileConfig | MixtureConfig,
     ensure_repository: EnsureRepository,
     run_dir: Path,
+    *,
+    remembers: bool,
 ) -> TaskGrader:
     run_tests = SandboxGrader(backend)
     flaky_reruns = 0 if isinstance(task, BugfixTaskConfig) else task.flaky_reruns
@@ -97,6 +106,7 @@ def _make_task_grader(
         ),
         log_dir=run_dir if isinstance(task, SwebenchTaskConfig) else None,
         end_states=EndStateGrader(backend, ensure_repository),
+        remembers=remembers,
     )
 
 

@@ -118,13 +118,15 @@ class CommandFiles:
         files = list_files(repo)
         self._repo, self._workdir = repo, workdir.rstrip("/") + "/"
         texts = [command]
+        self.words: frozenset[str] = frozenset()
+        """Names of the programs that may be started, among other words."""
         self._runners: list[Runner] = []
         self._named: set[str] = set()
         for _ in range(_ROUNDS):
             words = {word for text in texts for word in _WORD.findall(text)}
             self._is_unittest = "unittest" in words
-            names = {word.rpartition("/")[2] for word in words}
-            self._runners = [runner for runner in _RUNNERS if runner.words & names]
+            self.words = frozenset(word.rpartition("/")[2] for word in words)
+            self._runners = [runner for runner in _RUNNERS if runner.words & self.words]
             folders = {"", *(self._inside(f) for text in texts for f in _FOLDER.findall(text))}
             own = {*_WORD.findall(command)}
             self._named = {

@@ -130,8 +130,9 @@ async def test_forged_results_are_not_paid(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_object_that_equals_everything_is_tampering(tmp_path: Path, kind: str) -> None:
-    [cheat] = [cheat for cheat in load_cheats() if cheat.name == "interpreter/always-equal"]
-    record = await work(tmp_path, kind, f"git apply <<'END'\n{cheat.diff}END\n")
+    [cheat] = [cheat for cheat in load_cheats() if cheat.name == "generic/always-equal"]
+    diff = cheat.make_diff(make_tasks(tmp_path / "cheat")[kind])
+    record = await work(tmp_path, kind, f"git apply <<'END'\n{diff}END\n")
     assert record.outcome.code is TAMPERED, (record.outcome, record.verdict)
     assert record.solved is False
     assert record.verdict is not None

@@ -69,8 +69,8 @@ class TaskGrader:
 
     It goes through five steps, from the outside in:
 
-    1. VerdictCache: an identical patch of a task is graded once (``Task.grading_key``); infra
-       verdicts are not cached.
+    1. VerdictCache, if it ``remembers``: an identical patch of a task is graded once
+       (``Task.grading_key``); infra verdicts are not cached.
     2. GradingLog: the whole log goes to a file below ``log_dir``, its end stays in the verdict.
     3. EnsureRepository: the task's repository is made first; failing that, the verdict is infra.
     4. Verification: canaries check a solved verdict; signs of tampering are noted.
@@ -87,6 +87,7 @@ class TaskGrader:
         verification: Verification | None = None,
         log_dir: Path | None = None,
         end_states: EndStates | None = None,
+        remembers: bool = True,
     ) -> None:
         self._run_tests = run_tests
         self._ensure_repository = ensure_repository
@@ -94,6 +95,7 @@ class TaskGrader:
         self._verification = verification
         self._log_dir = log_dir
         self._end_states = end_states
+        self._remembers = remembers
         self._verdicts: dict[tuple[GradingKey, str], Verdict] = {}
         self._in_progress: dict[tuple[GradingKey, str], asyncio.Event] = {}
 
@@ -102,6 +104,8 @@ class TaskGrader:
     ) -> Verdict:
         """Grade the patch of a rollout; see ``Grader``."""
         patch = result.patch
+        if not self._remembers:
+            return await self._grade_and_log(task, patch, name, deadline_s)
         key = (task.grading_key, patch.refused or patch.sha256)
         # A loop, as several callers may wait for a grading that fails or is cancelled: the first to
         # wake grades, the others wait again.

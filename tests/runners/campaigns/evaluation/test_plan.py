@@ -49,15 +49,6 @@ def test_an_enlarged_evaluation_keeps_its_rollouts() -> None:
         assert have[spec.rollout_id] == spec
 
 
-def test_setting_a_task_aside_does_not_renumber_others() -> None:
-    config = a_config()
-    before = {s.task.id: s for s in plan_rollouts(select_tasks(TEN, config).instances, config)}
-    left = select_tasks(TEN, config).without({"even-4", "no such task"})
-    assert left.set_aside == ("even-4",)
-    after = {s.task.id: s for s in plan_rollouts(left.instances, config)}
-    assert after == {name: spec for name, spec in before.items() if name != "even-4"}
-
-
 def test_the_first_samples_are_those_of_a_campaign_s_evaluation() -> None:
     config = a_config()
     tasks = TEN.tasks(config)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from conf.compose import compose
-from runners.campaigns.evaluation.plan import rollout_id, select_tasks
+from runners.campaigns.evaluation.plan import Selection, rollout_id, select_tasks
 from runners.campaigns.evaluation.report import EvaluationReport
 from runners.campaigns.evaluation.results import BenchmarkChanged, Results, load_graded, model_name
 from runners.records.outcome import Outcome, OutcomeCode, Stage
@@ -61,7 +61,9 @@ def store(tmp_path: Path) -> RunStore:
 
 def results(store: RunStore, *, without: tuple[str, ...] = ()) -> Results:
     benchmark = a_benchmark(*TASKS)
-    return Results(store, benchmark, TWO, select_tasks(benchmark, TWO).without(without))
+    chosen = select_tasks(benchmark, TWO).instances
+    left = tuple(each for each in chosen if each.task.id not in without)
+    return Results(store, benchmark, TWO, Selection(left, without))
 
 
 def the_report(store: RunStore, *, without: tuple[str, ...] = ()) -> EvaluationReport:

@@ -110,7 +110,7 @@ def test_the_tiny_policy_is_refused_on_another_task(task: str) -> None:
     found = [str(error) for error in find_start_errors([config])]
     assert any(text.startswith("model=tiny knows the words of task=bugfix only") for text in found)
     measured = find_start_errors([config], benchmark="swebench")
-    assert any("or --gold, which needs no model" in str(error) for error in measured)
+    assert any("or agentrl tasks check, which needs no model" in str(error) for error in measured)
     calibration = find_start_errors([config], uses_policy=False)
     assert not any("model=tiny" in str(error) for error in calibration)
 

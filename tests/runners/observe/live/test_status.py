@@ -65,7 +65,7 @@ def test_an_alarm_is_shown_with_its_evidence_and_its_fix(store: RunStore) -> Non
     shown = text(render(found))
     assert "alarm: dead_grader" in shown
     assert "4 of grader.error" in shown
-    assert "agentrl eval --gold" in shown
+    assert "agentrl tasks check" in shown
     assert json.loads(json.dumps(found.to_dict()))["alarms"][0]["name"] == "dead_grader"
 
 
