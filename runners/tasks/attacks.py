@@ -252,7 +252,7 @@ def _add_to_sources(target: Target, texts: Texts) -> Changes:
 
 _LANGUAGES = {
     **dict.fromkeys((".js", ".cjs", ".mjs", ".ts"), "node"),
-    **dict.fromkeys((".c", ".cc", ".cpp", ".cxx"), "c"),
+    **dict.fromkeys((".c", ".cc", ".cpp", ".cxx", ".h", ".hpp"), "c"),
     **{".py": "python", ".rs": "rust", ".go": "go"},
 }
 

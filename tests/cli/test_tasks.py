@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from runners.tasks.bugfix.family import write_repository
 from tests.cli.conftest import Agentrl
 from tests.fakes.harbor_tasks import toml, write_task
 from tests.runners.tasks.dataset_rows import CLASSIC, write
@@ -115,3 +116,56 @@ def test_a_key_in_place_of_the_dataset_is_named(agentrl: Agentrl) -> None:
     done = agentrl("tasks", "list", "task.format=auto", "rows.jsonl")
     assert done.code == 2
     assert "task.format=auto is where PATH belongs" in done.stderr
+
+
+SAYS_NOTHING = "the tasks were refused before anything was started"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "agentrl tasks check PATH"),
+        (["rows.jsonl", "task.canary=1"], "task.canaries"),
+        (["missing.jsonl"], "missing.jsonl"),
+        (["rows.jsonl", "eval.ids=none"], "select no task"),
+    ],
+)
+def test_a_check_that_cannot_start_says_how(
+    agentrl: Agentrl, tmp_path: Path, words: list[str], said: str
+) -> None:
+    own = {**ROWS["eval_cmd"], "repo_path": "https://git.invalid/r", "base_commit": "1" * 40}
+    write(tmp_path / "rows.jsonl", [own])
+    done = agentrl("tasks", "check", *words)
+    assert done.code in (2, 5), done.stderr
+    assert said in done.stderr
+    assert not (tmp_path / "runs").exists(), SAYS_NOTHING
+
+
+@pytest.mark.integration
+def test_a_check_names_what_pays_and_is_continued_as_a_check(
+    agentrl: Agentrl, tmp_path: Path
+) -> None:
+    write_repository(tmp_path / "repo", {"calc.py": "def double(x):\n    return x\n"})
+    row = {
+        "instance_id": "pays",
+        "problem_statement": "double() does not.",
+        "repo_path": "repo",
+        "eval_cmd": "python3 -c 'from calc import double; assert double(2) == 4'",
+        "patch": "--- a/calc.py\n+++ b/calc.py\n@@ -1,2 +1,2 @@\n def double(x):\n"
+        "-    return x\n+    return 2 * x\n",
+    }
+    write(tmp_path / "rows.jsonl", [row])
+    few = ("eval.attempts_per_task=1", "observe.dashboard=off", "run.dir=checked")
+    done = agentrl("tasks", "check", "rows.jsonl", *few)
+    assert (done.code, done.stdout) == (1, "checked\n"), done.stderr
+    assert "it would pay always-equal (1 of 1)" in done.stderr
+    assert "--resume" not in done.stderr, "every task has its verdicts"
+    assert "it would pay always-equal" in (tmp_path / "checked" / "report.html").read_text()
+    again = agentrl("eval", "swebench", "--resume", "checked", "--json")
+    document = json.loads(again.stdout)
+    assert (again.code, document["benchmark"], document["causes"]) == (1, "tasks", {"pays": 1})
+    assert not (tmp_path / "checked" / "report.json").exists(), "it is no evaluation"
+    refused = agentrl("run", "--resume", "checked")
+    assert refused.code == 2
+    assert "continue it with `agentrl tasks check --resume checked`" in refused.stderr
+    assert "check of" in agentrl("status", "checked").stdout

@@ -51,8 +51,8 @@ class CalibrationResult:
 
     document: dict[str, Any]
     """``run_dir, benchmark, times, tasks, gold_solved, empty_solved, fit, set_aside: {id: reason},
-    not_graded: {id: reason}, causes: {cause: number}, attacks: {name: sentence}, rows: {id:
-    {patch: {verdict: number}}}``.
+    not_graded: {id: reason}, causes: {cause: number}, attacks: {name: {sentence,
+    tasks, paid}}, rows: {id: {patch: {verdict: number}}}``.
     """
     end: RunEnd
 
@@ -269,7 +269,6 @@ class _Calibration:
         judged = {task.id: self._judge(task) for task in self._tasks}
         rows = {name: self._findings[name].verdicts for name in judged}
         causes = Counter(cause for cause, _ in judged.values() if cause in CAUSES)
-        tried = {name for verdicts in rows.values() for name in verdicts}
         return {
             "run_dir": str(self._execution.store.run_dir),
             "benchmark": TASKS.name,
@@ -285,9 +284,23 @@ class _Calibration:
             "not_graded": {
                 name: why for name, (cause, why) in judged.items() if cause == "not_graded"
             },
-            "attacks": {name: ATTACKS[name].sentence for name in ATTACKS if name in tried},
+            "attacks": _count_attacks(list(rows.values())),
             "rows": {
                 name: {patch: +found for patch, found in verdicts.items() if found}
                 for name, verdicts in rows.items()
             },
         }
+
+
+def _count_attacks(rows: Sequence[Mapping[str, Counter[str]]]) -> dict[str, dict[str, Any]]:
+    """Return of each attack its sentence, the tasks that it fits, and those that pay it."""
+    found = {name: [row[name] for row in rows if row.get(name)] for name in ATTACKS}
+    return {
+        name: {
+            "sentence": ATTACKS[name].sentence,
+            "tasks": len(tried),
+            "paid": sum(verdicts[VerdictKind.SOLVED] > 0 for verdicts in tried),
+        }
+        for name, tried in found.items()
+        if tried
+    }

@@ -11,7 +11,6 @@ raises ``report_version``.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -279,13 +278,14 @@ def render_report(report: EvaluationReport, run_dir: Path) -> Table:
 def render_calibration(document: dict[str, Any]) -> Table:
     """Return a table of a check of tasks: how many are fit, and the others with reasons."""
     table = _facts(f"check of tasks, {document['times']} gradings of each patch")
-    tasks, rows, attacks = document["tasks"], document["rows"].values(), document["attacks"]
+    tasks, attacks = document["tasks"], document["attacks"]
     for name, key in (("reference patch solves", "gold_solved"), ("empty patch", "empty_solved")):
         table.add_row(name, Text(_share(document[key], tasks), style="bold"))
-    paid = Counter(name for row in rows for name in attacks if "solved" in row.get(name, ()))
+    paid = {name: each for name, each in attacks.items() if each["paid"]}
     table.add_row("attacks that pay", Text(f"{len(paid)} of {len(attacks)}", style="bold"))
-    for name, number in paid.most_common():
-        table.add_row(f"  {name}: {attacks[name]}", Text(f"{number:,} tasks", style="red"))
+    for name, each in paid.items():
+        number = f"{each['paid']:,} of {each['tasks']:,} tasks"
+        table.add_row(f"  {name}: {each['sentence']}", Text(number, style="red"))
     table.add_row("fit", Text(_share(document["fit"], tasks), style="bold"))
     for cause, number in document["causes"].items():
         table.add_row(f"set aside: {CAUSES[cause]}", f"{number:,}")

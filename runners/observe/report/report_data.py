@@ -6,6 +6,7 @@ document does not grow with the run's rollouts.
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -21,7 +22,7 @@ from runners.observe.figures.statistics import wilson_interval
 from runners.observe.figures.swimlane import StepSpans, read_step
 from runners.observe.figures.task_rates import TaskRate, read_examples, read_task_rates
 from runners.observe.live.result import find_interval, metrics_rows
-from runners.observe.live.status import Status, read_store_status
+from runners.observe.live.status import TASK_CHECK, Status, read_store_status
 from runners.observe.report.against import Against
 from runners.observe.report.sums import Sums, Totals
 from runners.records.outcome import MEANING
@@ -131,6 +132,20 @@ class TaskTotals:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckedTasks:
+    """The tasks of ``agentrl tasks check``, as it wrote them (``calibration.json``)."""
+
+    times: int
+    """Gradings of each patch."""
+    tasks: int
+    fit: int
+    attacks: list[tuple[str, str, int, int]]
+    """Name, sentence, tasks that it fits, tasks that pay it."""
+    shown: list[tuple[str, str, str, list[tuple[str, str]]]]
+    """Id, state, reason, and the verdicts on each patch in words; those that are not fit first."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunDocument:
     """A run as its page and its comparison with others need it."""
 
@@ -160,6 +175,8 @@ class RunDocument:
     lanes: list[tuple[str, StepSpans]]
     """Title and attempts of the newest, the slowest and the first step, or of an evaluation."""
     against: Against | None = None
+    checked: CheckedTasks | None = None
+    """Of a check of tasks."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document as JSON."""
@@ -203,6 +220,35 @@ def read_document(store: RunStore, against: Against | None = None) -> RunDocumen
         held_out_tasks=_tasks(store, "eval"),
         lanes=list(_lanes(store, sums, rows)),
         against=against,
+        checked=_read_checked(store) if status.benchmark == TASK_CHECK else None,
+    )
+
+
+def _read_checked(store: RunStore) -> CheckedTasks | None:
+    try:
+        found = json.loads((store.run_dir / "calibration.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return None  # it was stopped before its tasks were known
+    aside, lost = found["set_aside"], found["not_graded"]
+    states = {**dict.fromkeys(aside, "set aside"), **dict.fromkeys(lost, "not graded")}
+    names = [*states, *(name for name in found["rows"] if name not in states)]
+    return CheckedTasks(
+        found["times"],
+        found["tasks"],
+        found["fit"],
+        [(name, *each.values()) for name, each in found["attacks"].items()],
+        [
+            (
+                name,
+                states.get(name, "fit"),
+                _cut({**aside, **lost}.get(name, "")),
+                [
+                    (patch, ", ".join(f"{kind} {number}" for kind, number in verdicts.items()))
+                    for patch, verdicts in found["rows"][name].items()
+                ],
+            )
+            for name in names[:TASKS]
+        ],
     )
 
 

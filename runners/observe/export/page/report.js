@@ -12,7 +12,7 @@ const MEANS = {
   grader: "no verdict: no reward, retried", cancelled: "the run was stopped: not counted", internal: "a defect of agentrl: no reward, retried",
 };
 const EVENTS = {
-  __proto__: null, calibrated: "a task was graded with its reference patch and with none", fault: "a fault that the fault plan injected",
+  __proto__: null, checked: "a patch of a task was graded, or all of them", fault: "a fault that the fault plan injected",
   metrics_failed: "metrics.jsonl could not be written; it is rewritten later", reaped: "resources that a dead driver left were removed", regraded: "a stored patch was graded again",
   retry: "a rollout was retried in a fresh sandbox", routing_refused: "a sample with impossible routing was masked", sink_failed: "a service that gets steps or spans failed (a tracker, a collector, a plug-in)",
   service_gone: "a process that the run needs ended", teardown_failed: "a session or sandbox could not be closed", unbuilt: "a rollout's samples could not be built; its reward still counts", write_failed: "a record was written at the second attempt",
@@ -50,7 +50,7 @@ function linkInPage(named) {
 const linkInViewer = (id) => link(id, {}, {}, code(id));
 
 function drawReport(run, to) {
-  const sections = [alarmSection(run), curveSection(run), outcomeSection(run), againstSection(run.against, to), taskSection("Training tasks", "step", run.train_tasks, to), taskSection(run.status.benchmark ? "Tasks" : "Held-out tasks", "evaluation", run.held_out_tasks, to),
+  const sections = [checkSection(run.checked), alarmSection(run), curveSection(run), outcomeSection(run), againstSection(run.against, to), taskSection("Training tasks", "step", run.train_tasks, to), taskSection(run.status.benchmark ? "Tasks" : "Held-out tasks", "evaluation", run.held_out_tasks, to),
     routingSection(run), branchSection(run), rolloutSection(run, to), costSection(run.cost), tamperingSection(run.sums, to), unsolvedSection(run.sums, to), failureSection(run, to), configSection(run)];
   return [reportHead(run), sections];
 }
@@ -60,7 +60,7 @@ const kindOf = (run, group) => run.config[group]?.kind ?? "?";
 function reportHead(run) {
   const { status } = run, states = { done: "green", running: "blue", created: "grey" };
   const chosen = GROUPS.filter((group) => !(status.benchmark && group === "trainer")).map((group) => make("span", {}, make("span", { class: "dim" }, `${group} `), kindOf(run, group)));
-  return make("header", {}, dim(status.benchmark ? `evaluation of ${status.benchmark}` : "campaign"), make("h1", {}, runName(run), " ", make("span", { class: `state-of ${states[status.state] ?? "orange"}` }, status.state)), make("p", { class: "legend" }, chosen),
+  return make("header", {}, dim(run.checked ? "check of tasks" : status.benchmark ? `evaluation of ${status.benchmark}` : "campaign"), make("h1", {}, runName(run), " ", make("span", { class: `state-of ${states[status.state] ?? "orange"}` }, status.state)), make("p", { class: "legend" }, chosen),
     status.message ? make("p", { class: "message" }, status.message) : null, status.inexact ? make("p", { class: "message" }, status.inexact) : null, status.resume ? make("p", {}, "Continue with ", code(status.resume)) : null,
     make("div", { class: "tiles" }, tiles(run).map(([name, value, more]) => make("div", {}, make("span", { class: "dim" }, name), make("b", {}, value), make("small", {}, more || "\u00a0")))), dim(`as of ${stamp(run.written_at)}, in ${status.run_dir}`));
 }
@@ -70,6 +70,7 @@ const stamp = (at) => new Date(1000 * at).toLocaleString("sv", { timeZoneName: "
 
 function tiles(run) {
   const { status, rates, sums } = run, found = [], range = ({ low, high }) => between([low, high]);
+  if (run.checked) return [["fit", partOf(run.checked.fit, run.checked.tasks), `each patch graded ${run.checked.times} times`], ["wall time", duration(run.wall_s), "of all executions"]];
   if (status.benchmark) for (const rate of rates) found.push([rate.name, percent(rate.value), `95 %: ${range(rate)}, ${number(rate.of)} tasks`]);
   else {
     const last = rates.at(-1), several = rates.length > 1, rewards = run.steps.map((step) => step["train/reward_mean"]).filter(isKnown);
@@ -81,6 +82,16 @@ function tiles(run) {
   found.push(["rollouts", number(ended), sums.failed ? `${quantity(sums.failed, "attempt")} failed` : "no attempt failed"]);
   if (status.groups.total) found.push(["groups", number(status.groups.total), `${number(status.groups.flat)} flat: no gradient`]);
   return [...found, ["tokens of all attempts", number(status.sampled_tokens), status.benchmark ? "" : `${number(status.tokens.trained)} trained`], ["wall time", duration(run.wall_s), "of all executions"]];
+}
+
+// Tasks before a training.
+
+function checkSection(checked) {
+  if (!checked) return null;
+  const { attacks, shown, tasks } = checked, more = tasks - shown.length;
+  const rows = shown.map(([task, state, reason, patches]) => [code(task, { class: "name" }), state, said(reason), folded(`${number(patches.length)} patches`, false, table(["patch", "verdicts"], patches.map(([patch, verdicts]) => [code(patch), verdicts])))]);
+  return section("Tasks checked", table(["task", "", "reason", "graded"], rows), more > 0 ? dim(`and ${number(more)} more, in calibration.json`) : null,
+    make("h3", {}, "Attacks"), table(["attack", "", "tasks that it fits", "paid by"], attacks.map(([name, sentence, fits, paid]) => [code(name), sentence, number(fits), number(paid)]), [2, 3]));
 }
 
 function alarmSection({ steps, alarms }) {

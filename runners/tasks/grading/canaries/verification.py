@@ -31,6 +31,7 @@ from runners.tasks.grading.canaries.calibration import (
     RunTests,
     Sort,
 )
+from runners.tasks.grading.canaries.printed_results import PrintedResults
 from runners.tasks.grading.canaries.test_texts import PlacedTask, UnreadableTestsError
 from runners.tasks.grading.canaries.variants import is_judged_by_exit_code
 
@@ -105,6 +106,7 @@ class Verification:
         self._level = level
         self._partial_credit = partial_credit
         self._calibration = Calibration(run_tests, runs=runs, secret=secret)
+        self._printed = PrintedResults(run_tests)
 
     async def place_real_tests(self, task: Task) -> PlacedTask:
         """Return the task whose own tests a patch cannot tell from a canary's by their form."""
@@ -126,6 +128,11 @@ class Verification:
         limit_s = min(deadline_s, LEAST_S + SLACK * verdict.duration_s)
         started = time.monotonic()
         try:
+            missing = await self._printed.find_missing(
+                task, verdict.log, name=name, deadline_s=deadline_s
+            )
+            if missing:
+                return _unsolved(verdict, missing)
             found = await self._verify(_Claim(task, patch, verdict, name, limit_s))
         except UnreadableTestsError as error:
             found = replace(verdict, unverified=str(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -142,6 +143,32 @@ async def test_an_evaluation_shows_pass_at_k_over_what_was_graded(
     assert "steps" not in page[""]
     assert "The evaluation" in page["rollouts"]
     assert "policy.finished 4 80.0\u202f%" in page["outcomes"]
+
+
+async def test_a_check_of_tasks_shows_what_pays(browser: Browser, tmp_path: Path) -> None:
+    found = {
+        "times": 3,
+        "tasks": 2,
+        "fit": 1,
+        "set_aside": {"constructor": "it would pay <makefile> (2 of 3)"},
+        "not_graded": {},
+        "attacks": {"makefile": {"sentence": "Has make do nothing.", "tasks": 2, "paid": 1}},
+        "rows": {
+            "good": {"gold": {"solved": 3}},
+            "constructor": {"makefile": {"solved": 2, "unsolved": 1}},
+        },
+    }
+    with RunStore.create(tmp_path / "run", CONFIG) as store:
+        store.set_state(State.RUNNING, benchmark="tasks")
+        (store.run_dir / "calibration.json").write_text(json.dumps(found))
+        page = await draw_report(browser, store)
+    assert "check of tasks" in page[""]
+    assert "1 of 2" in page[""]
+    shown = page["tasks-checked"]
+    assert "constructor set aside it would pay <makefile> (2 of 3)" in shown
+    assert "makefile solved 2, unsolved 1" in shown
+    assert "good fit" in shown
+    assert "makefile Has make do nothing. 2 1" in shown
 
 
 async def test_attempts_of_a_rollout_share_a_lane(browser: Browser, tmp_path: Path) -> None:
