@@ -158,6 +158,10 @@ HIERARCHIES = ("/sys/fs/cgroup/pids", "/sys/fs/cgroup")
 
 NICE = 10
 """Of what runs in a sandbox, above the driver's own; a capture of a patch has 5 above it."""
+RLIMIT_MSGQUEUE = 12
+"""POSIX's message queues (``linux/resource.h``); Python's module does not name it."""
+QUEUE_BYTES = 100 << 10
+"""An eighth of what the host's user has for all sandboxes: a queue of the usual size."""
 FIRST_TO_DIE = 1000
 """The largest ``oom_score_adj``."""
 KILL_S = 5.0
@@ -178,6 +182,7 @@ def set_limits(pid: int, settings: LocalSandboxConfig, *, namespaced: bool) -> N
     }
     if namespaced:  # otherwise it would count all processes of this user
         wanted[resource.RLIMIT_NPROC] = settings.processes
+        wanted[RLIMIT_MSGQUEUE] = QUEUE_BYTES
     for kind, value in wanted.items():
         hard = resource.prlimit(pid, kind)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from runners.sandboxes.contract import BASE_ENVIRONMENT, compile_program
+from runners.sandboxes.local.shares import find_wrapper, shares
 
 PROGRAMS = Path(__file__).resolve().with_name("inside")
 """Programs of ours that run in sandboxes."""
@@ -148,6 +149,8 @@ class Bubblewrap(Isolation):
 
     def __init__(self, interior: Interior) -> None:
         super().__init__(interior)
+        # bubblewrap itself writes no limits, and its namespaces have no root to write them later.
+        self._wrapper = find_wrapper()
         self._program = shutil.which("bwrap") or "bwrap"
         self._fixed = [*self._namespace_arguments(), *self._mount_arguments()]
 
@@ -166,12 +169,13 @@ class Bubblewrap(Isolation):
         if seccomp_fd is not None:
             arguments += ["--seccomp", str(seccomp_fd)]
         start = [f"{BIN}/python", *_PYTHON, LAUNCHER, *launch]
-        return [self._program, *self._fixed, *arguments, "--", *start]
+        return [*self._wrapper, self._program, *self._fixed, *arguments, "--", *start]
 
     def _namespace_arguments(self) -> list[str]:
         return [
-            "--unshare-all",
-            "--unshare-user",  # --unshare-all only tries to; without one we would keep root rights
+            "--unshare-user",  # without one we would keep root rights
+            *("--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"),
+            *([] if self._wrapper else ["--unshare-ipc"]),  # the wrapper's has limits
             "--disable-userns",  # a nested user namespace would give a command root rights in it
             "--new-session",  # a command must not push input into the driver's terminal (TIOCSTI)
             "--die-with-parent",
@@ -230,6 +234,7 @@ class Unshare(Isolation):
             "writable": [[str(host), inside] for inside, host in home.writable],
             "workdir": home.workdir,
             "tmp_bytes": TMP_BYTES,
+            "shares": shares(),
             "seccomp_fd": seccomp_fd,
             "pid_fd": pid_fd,
         }

@@ -19,6 +19,7 @@ import psutil
 from conf.sections.sandbox import LocalSandboxConfig
 from runners.sandboxes.contract import Sandbox, SandboxError
 from runners.sandboxes.local.isolation import PROGRAMS
+from runners.sandboxes.local.shares import INSTANCES, SHARED_MEMORY, shares
 from runners.system.processes import can_tell
 
 MOUNTS = {"/opt/probe/probe.py": PROGRAMS / "probe.py"}
@@ -33,6 +34,7 @@ HIDDEN, KILL, ROOTLESS = "host processes invisible", "complete kill", "no root r
 FAMILIES = "no sockets past the network namespace"
 MEMORY = "launcher's memory closed to commands"
 LIMITED = "processes"
+SHARED = "inotify, queues, shared memory"
 BREACHES = {
     WRITES: "a file outside the workspace was written",
     NETWORK: "the host's network was reached",
@@ -58,7 +60,8 @@ async def probe_isolation(
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
         most = str(processes + FEW_PROCESSES)
-        argv = ["python", "-I", "-S", *MOUNTS, str(canary), port, most]
+        instances = _instances() + 1
+        argv = ["python", "-I", "-S", *MOUNTS, str(canary), port, most, str(instances)]
         result = await sandbox.run(argv, deadline_s=PROBE_S)
     if result.timed_out:
         raise SandboxError(f"the probe took more than {PROBE_S:.0f} s: is this machine overloaded?")
@@ -80,12 +83,18 @@ async def probe_isolation(
         FAMILIES: not seen["families"],
         MEMORY: not seen["reads_launcher"],
         LIMITED: seen["forks"] < processes,
+        SHARED: seen["inotify"] < instances,
     }
     canary.unlink(missing_ok=True)
     breaches = [breach for promise, breach in BREACHES.items() if not held[promise]]
     if namespaced and breaches:
         raise SandboxError(f"it does not isolate: {', '.join(breaches)}")
     return held
+
+
+def _instances() -> int:
+    """Return the inotify instances that a sandbox may have."""
+    return int(shares().get(INSTANCES, 0))
 
 
 def _find_processes(name: str) -> list[int]:
@@ -110,6 +119,9 @@ def describe_guarantees(
         "isolation": isolation,
         **kept,
         LIMITED: f"{limits.processes} per sandbox ({by})" if held[LIMITED] else "NOT LIMITED",
+        SHARED: f"{_instances()} instances, 100 KB, {SHARED_MEMORY >> 20} MB per command"
+        if held[SHARED]
+        else "NOT LIMITED",
         "gateway closed to the agent's commands": _describe_key(isolation),
         "memory": f"{limits.memory_mb} MB of address space per process, not per sandbox",
         "files": f"{limits.file_mb} MB per file, no quota on the sum",

@@ -19,7 +19,7 @@ from tests.fakes.sandbox_backends import local_settings, skip_without
 class Opener(Protocol):
     """Opens a sandbox over a source directory with two files."""
 
-    def __call__(self) -> AbstractAsyncContextManager[LocalSandbox]:
+    def __call__(self, name: str = "one") -> AbstractAsyncContextManager[LocalSandbox]:
         """Open one."""
         ...
 
@@ -48,8 +48,8 @@ def backend(
 @pytest.fixture
 def opened(backend: LocalBackend, source: Path) -> Opener:
     @asynccontextmanager
-    async def opener() -> AsyncIterator[LocalSandbox]:
-        sandbox = await backend.create(SandboxSpec("one", source, "none"))
+    async def opener(name: str = "one") -> AsyncIterator[LocalSandbox]:
+        sandbox = await backend.create(SandboxSpec(name, source, "none"))
         try:
             yield sandbox
         finally:

@@ -123,6 +123,20 @@ def enter(plan: dict) -> None:  # type: ignore[type-arg]
     os.chdir(plan["workdir"])
 
 
+def limit_shares(shares: dict) -> None:  # type: ignore[type-arg]
+    """Limit what the kernel counts per namespace (``shares.py``); the host's /proc is still here.
+
+    What this kernel does not let us write stays as it is: the probe tells.
+    """
+    for path, value in shares.items():
+        try:
+            file = os.open(path, os.O_WRONLY)
+            os.write(file, str(value).encode())
+            os.close(file)
+        except OSError:
+            continue
+
+
 def raise_loopback() -> None:
     """Bring up the loopback of the new network namespace: it is down, and there is no ``ip``."""
     handle = socket(AF_INET, SOCK_DGRAM)
@@ -169,6 +183,7 @@ def main() -> None:
     """Set up, then become ARGV."""
     plan = json.loads(sys.argv[1])
     report_pid(plan["pid_fd"])
+    limit_shares(plan["shares"])
     process = os.open("/proc/self", os.O_RDONLY | os.O_DIRECTORY)
     build(plan)
     raise_loopback()

@@ -104,6 +104,57 @@ async def test_system_calls_that_nothing_needs_are_refused(opened: Opener) -> No
     assert refused == dict.fromkeys(("bpf", "userfaultfd", "keyctl", "ptrace"), "1")
 
 
+TAKE = """
+import ctypes, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+librt = ctypes.CDLL("librt.so.1", use_errno=True)
+most = int(sys.argv[1])
+
+def take(start):
+    taken = 0
+    while taken < most and start(taken) >= 0:
+        taken += 1
+    return taken
+
+fd = libc.inotify_init()
+watches = 0
+if most > 1:
+    import os
+    for n in range(20000):
+        os.mkdir(f"/tmp/{n}")
+        if libc.inotify_add_watch(fd, f"/tmp/{n}".encode(), 2) < 0:
+            break
+        watches += 1
+instances = 1 + take(lambda n: libc.inotify_init())
+queues = take(lambda n: librt.mq_open(f"/q{n}".encode(), 0o102, 0o600, None))
+memory = take(lambda n: libc.shmget(0, ctypes.c_size_t(16 << 20), 0o1600)) * 16
+print(instances, watches, queues, memory, flush=True)
+if most > 1:
+    open("filled", "w").close()
+    time.sleep(60)
+"""
+"""Take up to a number of each thing that the kernel counts per user, and hold them."""
+
+
+async def test_a_sandbox_that_takes_all_it_can_leaves_others_and_the_host_theirs(
+    opened: Opener,
+) -> None:
+    async with opened("greedy") as greedy, opened("other") as other:
+        for sandbox in (greedy, other):
+            (sandbox.workspace / "take.py").write_text(TAKE)
+        filling = asyncio.create_task(greedy.run(["python", "take.py", "1000"], deadline_s=600))
+        while not (greedy.workspace / "filled").exists():
+            assert not filling.done(), filling.result()
+            await asyncio.sleep(0.05)
+        result = await other.run(["python", "take.py", "1"], deadline_s=60)
+        assert result.stdout.split() == [b"2", b"0", b"1", b"16"], result.stderr
+        here = [sys.executable, "-c", TAKE, "1"]
+        done = await asyncio.to_thread(subprocess.run, here, capture_output=True)
+        assert done.stdout.split()[:1] == [b"2"], done.stderr
+        filling.cancel()
+        await asyncio.wait([filling])
+
+
 SEARCH = """
 for process in /proc/[0-9]*; do
     [ $process = /proc/$$ ] && continue
