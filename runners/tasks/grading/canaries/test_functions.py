@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from runners.tasks.grading.canaries.source_file import SourceFile
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+_WORD = re.compile(r"[\w./:-]+")
 _DJANGO = re.compile(r"(\w+) \(([\w.]+)\)")
 
 
@@ -68,6 +69,32 @@ def all_tests(files: Mapping[str, SourceFile]) -> list[TestFunction]:
         for node in ast.walk(file.tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test")
     ]
+
+
+def find_in_command(files: Mapping[str, SourceFile], command: str) -> list[TestFunction]:
+    """Return the tests in what a command names: folders, files, modules, classes, tests. All tests
+    if it names none of these.
+
+    A changed test that the command does not run would say nothing.
+    """
+    found: dict[int, None] = {}
+    for word in _WORD.findall(command):
+        path, *parts = word.removeprefix("./").rstrip("/").split("::")
+        named = [(each, parts) for each in files if each == path or each.startswith(f"{path}/")]
+        if not named and "/" not in path:  # a module; a class or a test may follow it
+            named = [(each, inside[:-1]) for each, inside in _places(files, f"{path}.*")]
+        for each, inside in named:
+            scopes: list[ast.AST] = [files[each].tree]
+            for part in inside:
+                scopes = [
+                    child
+                    for scope in scopes
+                    for child in getattr(scope, "body", ())
+                    if getattr(child, "name", None) == part
+                ]
+            found |= dict.fromkeys(id(node) for scope in scopes for node in ast.walk(scope))
+    tests = all_tests(files)
+    return [test for test in tests if id(test.function) in found] or tests
 
 
 def called_functions(test: TestFunction) -> list[Function]:

@@ -28,14 +28,14 @@ from runners.tasks.grading.canaries.rewordings import reword
 from runners.tasks.grading.canaries.source_file import SourceFile, Splice
 from runners.tasks.grading.canaries.test_functions import (
     TestFunction,
-    all_tests,
     called_functions,
+    find_in_command,
     find_tests,
     rename_id,
 )
 from runners.tasks.grading.canaries.test_texts import PROGRAM
 
-VERSION = 3
+VERSION = 4
 """Version of the rules: raise it when the same inputs give another variant."""
 FURTHER_LIMIT = 8
 """Pass-to-pass tests that a variant changes at most: each is another chance of a flaky one."""
@@ -93,11 +93,21 @@ def judge_each_test(task: Task, texts: Mapping[str, bytes], rng: random.Random) 
     """
     assert isinstance(task.grading, ScriptGrading)
     files = _parse(texts)
-    named = {id(test.function) for test in find_tests(files, task.fail_to_pass)}
+    named = {
+        id(test.function)
+        for test in find_tests(files, task.fail_to_pass)
+        or find_in_command(files, _read_command(task))
+    }
     ids = [name for path, file in files.items() for name in _list_ids(path, file.tree, named)]
     ids = rng.sample(ids, min(len(ids), 1 + FURTHER_LIMIT))
     grading = replace(task.grading, parser=json.dumps({"log_parser": "pytest"}))
     return replace(task, grading=grading, fail_to_pass=tuple(ids), pass_to_pass=())
+
+
+def _read_command(task: Task) -> str:
+    """Return the command of a task, without the repository's path."""
+    assert isinstance(task.grading, ScriptGrading)
+    return task.grading.script.replace(f"{task.grading.workdir.rstrip('/')}/", "")
 
 
 def _list_ids(
@@ -205,7 +215,8 @@ def draw_reworded_variant(
         return variant
     splices: dict[str, list[Splice]] = {}
     ids = (*task.fail_to_pass, *task.pass_to_pass)
-    tests = all_tests(files) if is_judged_by_exit_code(task) else find_tests(files, ids)
+    command = _read_command(task) if is_judged_by_exit_code(task) else None
+    tests = find_tests(files, ids) if command is None else find_in_command(files, command)
     must_pass, unseen = _reword_some(task, tests, splices, rng)
     changed = _apply(files, splices)
     if changed is None or not splices:
@@ -229,7 +240,7 @@ def _draw_single(
         drawn = _draw_best(find_program_negations(file), rng)
         choices = [(PROGRAM, file, *drawn)] if drawn else []
     else:
-        tests = find_tests(files, task.fail_to_pass) or all_tests(files)
+        tests = find_tests(files, task.fail_to_pass) or find_in_command(files, _read_command(task))
         rng.shuffle(tests)
         choices = [
             (test.path, test.file, change, family)

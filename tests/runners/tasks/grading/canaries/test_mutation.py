@@ -19,6 +19,7 @@ from runners.tasks.grading.canaries.negated_tests import (
 )
 from runners.tasks.grading.canaries.rewordings import reword
 from runners.tasks.grading.canaries.source_file import SourceFile, Splice
+from runners.tasks.grading.canaries.test_functions import find_in_command
 from runners.tasks.grading.canaries.variants import STRONG
 
 SEEDS = range(25)
@@ -308,3 +309,28 @@ def test_a_program_may_have_nothing_to_change() -> None:
     file = SourceFile.parse(textwrap.dedent("import runpy\nrunpy.run_module('suite')\n").encode())
     assert file is not None
     assert find_program_negations(file) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [
+        ("python3 -m unittest tests.test_a.A", "a.A.x a.A.y"),
+        ("python3 -m unittest tests.test_a.A.test_y tests.test_b", "a.A.y b.A.x b.A.y b.z"),
+        ("python3 -m pytest -q ./tests/test_b.py::test_z", "b.z"),
+        ("pytest tests/test_a.py", "a.A.x a.A.y a.z"),
+        ("pytest tests/", "a.A.x a.A.y a.z b.A.x b.A.y b.z"),
+        ("make check", "a.A.x a.A.y a.z b.A.x b.A.y b.z c.A.x c.A.y c.z"),
+    ],
+)
+def test_only_tests_that_a_command_runs_are_changed(command: str, found: str) -> None:
+    text = b"class A:\n    def test_x(self): 1\n    def test_y(self): 1\ndef test_z(): 1\n"
+    files = {}
+    for path in ("tests/test_a.py", "tests/test_b.py", "more/test_c.py"):
+        file = SourceFile.parse(text)
+        assert file is not None
+        files[path] = file
+    names = [
+        f"{test.path[-4]}.{'A.' if test.function.args.args else ''}{test.function.name[-1]}"
+        for test in find_in_command(files, command)
+    ]
+    assert " ".join(sorted(names)) == found
