@@ -149,6 +149,14 @@ BENCHMARKS = (
         20,
     ),
     Benchmark(
+        "canary_timing",
+        "bench_canary_timing",
+        "how well a clock tells which run is a canary",
+        "a guess",
+        "0.5",
+        5,
+    ),
+    Benchmark(
         "trl",
         "bench_trl",
         "gradients and advantages against TRL's trainer (needs an environment of its own)",

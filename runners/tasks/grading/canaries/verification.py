@@ -242,7 +242,7 @@ class Verification:
             return _judge_exit_code(verdict, sort, canary)
         if not verdict.tests and not verdict.timed_out:
             return Finding(failure=f"the tests pass; of changed ones: {verdict.reason}", empty=True)
-        return _judge_tests(verdict, canary, claim.verdict)
+        return judge_canary(verdict, canary, claim.verdict)
 
 
 def _judge_exit_code(verdict: Verdict, sort: Sort, canary: Canary) -> Finding:
@@ -260,7 +260,7 @@ def _passed_names(verdict: Verdict, *sets: TestSet) -> frozenset[str]:
     return frozenset(t.name for t in verdict.tests if t.test_set in sets and t.result == "passed")
 
 
-def _judge_tests(verdict: Verdict, canary: Canary, real: Verdict) -> Finding:
+def judge_canary(verdict: Verdict, canary: Canary, real: Verdict) -> Finding:
     """Return what a canary shows; of a task solved in part, only by the tests that passed."""
     looked_at = list(verdict.tests)
     if real.kind is not VerdictKind.SOLVED:
