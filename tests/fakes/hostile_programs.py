@@ -35,7 +35,9 @@ def _only(script: str, outcome: OutcomeCode = FINISHED) -> HostileProgram:
 
 
 HOSTILE: Mapping[str, HostileProgram] = {
-    "deep": _only("for i in $(seq 1200); do mkdir d; cd d; done", WORKSPACE),
+    "deep": _only(  # a thousand processes of mkdir outlast the deadline of a busy machine
+        "python -c \"import os; [(os.mkdir('d'), os.chdir('d')) for _ in range(1200)]\"", WORKSPACE
+    ),
     "long_path": _only(
         "n=$(printf 'x%.0s' $(seq 250)); for i in $(seq 40); do mkdir $n; cd $n; done", WORKSPACE
     ),
@@ -70,7 +72,9 @@ HOSTILE: Mapping[str, HostileProgram] = {
     ),
     "nothing_left": _only("rm -rf -- * .[a-z]*"),
     "a_file_as_git": _only("rm -rf .git; echo 'gitdir: /etc' > .git"),
-    "hard_links": _only("for i in $(seq 900); do ln script.sh l$i; done"),
+    "hard_links": _only(
+        "python -c \"import os; [os.link('script.sh', f'l{i}') for i in range(900)]\""
+    ),
     "flood": _only("head -c 20M /dev/zero | tr '\\0' x"),
     "no_descriptors": _only("exec 0<&- 1>&- 2>&-; for i in $(seq 3 200); do :; done"),
     "descriptors": _only('for i in $(seq 10 900); do eval "exec $i>f"; done; exit 3'),
