@@ -203,6 +203,9 @@ class _Calibration:
                     await self._attack(await ensure(task), task, grader)
                 except (AgentrlError, OSError) as error:
                     self._note(task, failure=error_text(error))
+                else:
+                    if finding.failure:  # of an earlier execution
+                        self._note(task, failure="")
             if self._draining:
                 return
             if self._judge(task)[0] == "unfinished":

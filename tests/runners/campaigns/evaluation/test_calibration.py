@@ -180,5 +180,7 @@ def test_a_check_of_more_gradings_is_not_over_with_fewer() -> None:
     assert finding.judge(TASK)[0] == "unfinished"
     finding.add({"failure": "no space"})
     assert finding.judge(TASK) == ("not_graded", "no attack could be made: no space")
+    finding.add({"failure": ""})
+    assert finding.judge(TASK)[0] == "unfinished", "they could, at last, and have no verdicts yet"
     finding.add({"times": 3})
     assert finding.judge(TASK) == ("", "")
