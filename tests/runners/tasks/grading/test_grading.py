@@ -168,15 +168,26 @@ async def test_a_forgery_does_not_solve(
     assert not verdict.timed_out
 
 
+def with_reference(task: Task, tmp_path: Path) -> Task:
+    """Return the task with its reference patch."""
+    workspace = tmp_path / "fixed"
+    copy_tree(task.repo, workspace)
+    (workspace / "calc/add.py").write_text(FIX)
+    return replace(task, gold_patch=diff_workspace(task, workspace).diff.decode())
+
+
 async def test_a_loop_is_unsolved_at_the_deadline_and_keeps_what_passed(
     backend: LocalBackend, task: Task, tmp_path: Path
 ) -> None:
     loops = "def add(a, b):\n    while b == 0:\n        pass\n    return a + b\n"
-    verdict = await grade(backend, task, tmp_path, deadline_s=1, calc__add=loops)
-    assert verdict.kind is VerdictKind.UNSOLVED
+    task = with_reference(task, tmp_path)  # a busy machine is told by it from a patch that waits
+    verdict = await grade(backend, task, tmp_path, deadline_s=6, calc__add=loops)
+    assert verdict.kind is VerdictKind.UNSOLVED, verdict
+    if "had a processor for" in verdict.reason:
+        return  # twice, on a busy machine that had time for the reference patch in between
     assert verdict.timed_out
     assert verdict.fail_to_pass_passed == 1
-    assert verdict.reason == "the tests did not end within 1 s"
+    assert verdict.reason == "the tests did not end within 6 s"
 
 
 async def test_a_patch_that_waits_as_if_for_a_disk_is_unsolved(
@@ -187,13 +198,8 @@ async def test_a_patch_that_waits_as_if_for_a_disk_is_unsolved(
         "os.posix_spawn('/bin/true', ['true'], {},\n"
         "    file_actions=[(os.POSIX_SPAWN_OPEN, 0, '/tmp/fifo', os.O_RDONLY, 0)])\n"
     )
-    workspace = tmp_path / "fixed"
-    copy_tree(task.repo, workspace)
-    (workspace / "calc/add.py").write_text(FIX)
-    gold = diff_workspace(task, workspace).diff.decode()
-    verdict = await grade(
-        backend, replace(task, gold_patch=gold), tmp_path, deadline_s=6, calc__add=waits
-    )
+    task = with_reference(task, tmp_path)
+    verdict = await grade(backend, task, tmp_path, deadline_s=6, calc__add=waits)
     assert verdict.kind is VerdictKind.UNSOLVED, verdict
     assert "had a processor for 0." in verdict.reason, "it slept without one, on an idle machine"
 
