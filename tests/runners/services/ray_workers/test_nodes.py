@@ -192,8 +192,7 @@ async def test_a_grading_of_a_cancelled_attempt_ends_with_its_worker(
     async with world("node", tmp_path, tokenizer_dir) as here:
         here.engine.say(*SOLUTION)
         running = asyncio.create_task(here.attempt())
-        grading = "train-000001-000-00-a0-grade"
-        while grading not in {entry.name for entry in here.ledger.entries()}:
+        while not any(entry.name.startswith("grading-") for entry in here.ledger.entries()):
             await asyncio.sleep(0.001)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
