@@ -216,6 +216,7 @@ class Unshare(Isolation):
         super().__init__(interior)
         self._program = shutil.which("unshare") or "unshare"
         self._setup = str(PROGRAMS / "unshare_setup.py")
+        self._shares = shares()
 
     def prepare(self, home: SandboxHome) -> None:
         """Make the directory on which the new root is mounted."""
@@ -234,7 +235,7 @@ class Unshare(Isolation):
             "writable": [[str(host), inside] for inside, host in home.writable],
             "workdir": home.workdir,
             "tmp_bytes": TMP_BYTES,
-            "shares": shares(),
+            "shares": self._shares,
             "seccomp_fd": seccomp_fd,
             "pid_fd": pid_fd,
         }
